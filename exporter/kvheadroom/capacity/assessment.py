@@ -1,0 +1,130 @@
+"""The table of contents of the core: one reading of one engine -> everything that is said about it.
+
+    facts + snapshot -> predict -> observe -> count_sessions -> compare -> Assessment
+
+Nothing right of `Assessment` computes: every number that an output shows is in here.
+"""
+
+from dataclasses import dataclass, replace
+
+from kvheadroom.capacity.comparison import Difference, compare
+from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.observation import Observation, observe
+from kvheadroom.capacity.prediction import Prediction, predict
+from kvheadroom.capacity.readings import EngineSnapshot, FailureReason, PageProblem, SourceFailure
+from kvheadroom.capacity.sessions import SessionCapacity, count_sessions
+
+STALE_AFTER_TICKS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Facts and snapshot of one engine at one instant.
+
+    Attributes:
+        taken_at: unix seconds.
+    """
+
+    facts: EngineFacts
+    snapshot: EngineSnapshot
+    taken_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """One engine: prediction, observation, their difference, and every number in between."""
+
+    facts: EngineFacts
+    snapshot: EngineSnapshot
+    taken_at: float
+    prediction: Prediction
+    observation: Observation
+    sessions: tuple[SessionCapacity, ...]
+    difference: Difference | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStatus:
+    """Whether a source of a replica answered when last asked.
+
+    Attributes:
+        failure: why not; None when it is up.
+    """
+
+    source: str
+    failure: SourceFailure | None
+
+    @property
+    def up(self) -> bool:
+        """Whether it answered usefully."""
+        return self.failure is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaAssessment:
+    """One vLLM server (one URL) and its engines.
+
+    Attributes:
+        interval_seconds: the time between two scrapes.
+        engines: of the last scrape that succeeded; empty once withheld.
+        scrape_duration_seconds: of the last scrape that succeeded.
+        last_success_at: unix seconds, None before the first success.
+        failures_total: count by (source, reason) since the start of this program.
+    """
+
+    replica: str
+    url: str
+    interval_seconds: float
+    sources: tuple[SourceStatus, ...] = ()
+    problems: tuple[PageProblem, ...] = ()
+    engines: tuple[Assessment, ...] = ()
+    scrape_duration_seconds: float | None = None
+    last_success_at: float | None = None
+    failures_total: tuple[tuple[tuple[str, FailureReason], int], ...] = ()
+
+    @property
+    def attempted(self) -> bool:
+        """Whether the first scrape is over, well or badly."""
+        return bool(self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAssessment:
+    """Everything that the outputs show, as of one instant."""
+
+    replicas: tuple[ReplicaAssessment, ...]
+
+
+def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
+    """Everything about one engine at one instant."""
+    facts = reading.facts
+    prediction = predict(facts)
+    max_model_len = None if facts.max_model_len is None else facts.max_model_len.value
+    observation = observe(reading.snapshot, prediction.layout, max_model_len)
+    return Assessment(
+        facts=facts,
+        snapshot=reading.snapshot,
+        taken_at=reading.taken_at,
+        prediction=prediction,
+        observation=observation,
+        sessions=count_sessions(facts, prediction, observation, session_tokens),
+        difference=compare(prediction, observation),
+    )
+
+
+def withhold_stale(fleet: FleetAssessment, now: float) -> FleetAssessment:
+    """The fleet as it may be shown at `now`: numbers older than three ticks are not shown as current."""
+    return FleetAssessment(
+        tuple(
+            replace(replica, engines=(), scrape_duration_seconds=None)
+            if is_stale(replica, now) and replica.engines
+            else replica
+            for replica in fleet.replicas
+        )
+    )
+
+
+def is_stale(replica: ReplicaAssessment, now: float) -> bool:
+    """Whether the last good scrape is more than three ticks ago."""
+    last = replica.last_success_at
+    return last is None or now - last > STALE_AFTER_TICKS * replica.interval_seconds

@@ -1,0 +1,133 @@
+"""config.json -> the geometry that decides the size of the KV cache.
+
+Only what vLLM's own model classes read is read here. An architecture whose rules are not known gives
+`UnknownGeometry` with the reason: a wrong number is worse than none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Architectures whose every layer is one full-attention layer (vLLM's FullAttentionSpec) with the head
+# size of config.json, as long as no sliding window is configured. Read in vllm/model_executor/models/
+# of 0.33.0: llama.py, mistral.py, mixtral.py, qwen2.py, qwen2_moe.py, qwen3.py, qwen3_moe.py, phi3.py,
+# glm4_moe.py; each is held to vLLM's own planning functions in tests/capacity.
+FULL_ATTENTION_ARCHITECTURES = frozenset(
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Phi3ForCausalLM",
+        "Glm4MoeForCausalLM",
+    }
+)
+
+# Models of Qwen's family carry `sliding_window` also where it is switched off.
+_SLIDING_WINDOW_SWITCH = "use_sliding_window"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGeometry:
+    """Full attention in every layer (MHA, GQA or MQA).
+
+    Attributes:
+        architecture: `architectures[0]`.
+        num_layers: layers that own a KV cache.
+        num_kv_heads: K/V heads of the whole model, before tensor parallelism.
+        head_size: elements of one K or V head of one token; K and V have the same.
+        dtype: the checkpoint's own dtype (`torch_dtype` or `dtype`), None when config.json names none.
+        max_position_embeddings: the longest context of the model, None when config.json names none.
+        declares_kv_scheme: the checkpoint carries a KV-cache quantization of its own.
+    """
+
+    architecture: str
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    dtype: str | None
+    max_position_embeddings: int | None
+    declares_kv_scheme: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownGeometry:
+    """Why config.json gives no geometry."""
+
+    reason: str
+
+
+def read_geometry(config: Mapping[str, Any]) -> ModelGeometry | UnknownGeometry:
+    """The geometry of a parsed config.json, by the rules of vLLM 0.33.0 (vllm/config/model.py)."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        return UnknownGeometry("config.json names no architecture (key `architectures`)")
+    architecture = architectures[0]
+    if architecture not in FULL_ATTENTION_ARCHITECTURES:
+        known = ", ".join(sorted(FULL_ATTENTION_ARCHITECTURES))
+        return UnknownGeometry(
+            f"the KV-cache rules of {architecture} are not known to this version (known: {known})"
+        )
+    window = _sliding_window(config)
+    if window is not None:
+        return UnknownGeometry(f"{architecture} with {window}: only full attention is known to this version")
+
+    try:
+        num_layers = _count(config, "num_hidden_layers")
+        num_heads = _count(config, "num_attention_heads")
+        num_kv_heads = _count(config, "num_key_value_heads", default=num_heads)
+        head_size = _count(config, "head_dim", default=_count(config, "hidden_size") // num_heads)
+        positions = _count(config, "max_position_embeddings", default=0) or None
+    except _BadFieldError as bad:
+        return UnknownGeometry(str(bad))
+    dtype = config.get("torch_dtype", config.get("dtype"))
+    return ModelGeometry(
+        architecture=architecture,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        dtype=dtype if isinstance(dtype, str) else None,
+        max_position_embeddings=positions,
+        declares_kv_scheme=_declares_kv_scheme(config),
+    )
+
+
+class _BadFieldError(ValueError):
+    pass
+
+
+def _count(config: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise _BadFieldError(f"config.json: `{key}` is {value!r}, a whole number above 0 is needed")
+    return value
+
+
+def _sliding_window(config: Mapping[str, Any]) -> str | None:
+    layer_types = config.get("layer_types")
+    if isinstance(layer_types, list):
+        other = sorted({str(kind) for kind in layer_types} - {"full_attention"})
+        if other:
+            return f"layers of type {', '.join(other)}"
+    if config.get("attention_chunk_size"):
+        return f"attention_chunk_size {config['attention_chunk_size']}"
+    if config.get("dual_chunk_attention_config"):
+        return "dual chunk attention"
+    window = config.get("sliding_window")
+    if window and config.get(_SLIDING_WINDOW_SWITCH, True):
+        return f"a sliding window of {window} tokens"
+    return None
+
+
+def _declares_kv_scheme(config: Mapping[str, Any]) -> bool:
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(quantization, Mapping):
+        return False
+    nested = quantization.get("quantization")
+    places = [quantization, nested] if isinstance(nested, Mapping) else [quantization]
+    return any(place.get(key) for place in places for key in ("kv_cache_scheme", "kv_cache_quant_algo"))

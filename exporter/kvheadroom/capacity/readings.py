@@ -1,0 +1,144 @@
+"""What the outside said, as typed values: one vLLM page, and what went wrong getting it.
+
+Every type here crosses a room: `sources` makes them, `monitor` keeps them, `assessment` reads them.
+Absent is `None`, never 0: a gauge that vLLM has not set yet is not a gauge at zero.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FailureReason(StrEnum):
+    """Why a source gave nothing usable. A closed list, so that alerts can name a reason."""
+
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    TLS = "tls"
+    HTTP_STATUS = "http_status"
+    TOO_LARGE = "too_large"
+    BAD_ANSWER = "bad_answer"
+    NOT_VLLM = "not_vllm"
+    NOT_FOUND = "not_found"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailure:
+    """The outside's error as a value.
+
+    Attributes:
+        source: which source failed: `metrics`, `version`, `models` or `model_files`.
+        reason: from the closed list.
+        detail: one sentence for a person: what was asked, what came, what to do.
+    """
+
+    source: str
+    reason: FailureReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The bytes of one `/metrics` page.
+
+    Attributes:
+        taken_at: unix seconds when the request was sent.
+        duration_seconds: from sending the request to the last byte.
+    """
+
+    body: bytes
+    taken_at: float
+    duration_seconds: float
+
+
+class ProblemReason(StrEnum):
+    """What was wrong with a page that could still be read."""
+
+    NOT_VLLM = "not_vllm"
+    NO_ENGINE_SERIES = "no_engine_series"
+    BAD_LINE = "bad_line"
+    BAD_VALUE = "bad_value"
+    DUPLICATE_SERIES = "duplicate_series"
+
+
+@dataclass(frozen=True, slots=True)
+class PageProblem:
+    """One thing on a page that was dropped or repaired, with a sentence for a person."""
+
+    reason: ProblemReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoedFlags:
+    """Flags that the running engine repeats as labels of `vllm:cache_config_info`.
+
+    Only flags, never results: a resolved block size, block counts and token counts are not here, so a
+    prediction cannot be fed its own answer. `None`: the release does not echo it, or it was not given.
+    """
+
+    kv_cache_dtype: str | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool | None = None
+    block_size: int | None = None
+    """Only where the page says `user_specified_block_size="True"`; otherwise the label is a result."""
+    kv_cache_dtype_skip_layers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSnapshot:
+    """What one engine (one KV pool) said in one scrape, in our words and base units.
+
+    Attributes:
+        engine: vLLM's `engine` label, the data-parallel rank; `"0"` on pages without it.
+        num_blocks: blocks of this engine's pool, the null block included.
+        block_size: the `block_size` label, tokens per block and context-parallel rank.
+        attention_block_size: tokens one block of the full-attention group holds, context parallelism
+            included (`effective_attention_block_size`, 0.32 and later).
+        pool_tokens: vLLM's own `kv_cache_size_tokens` (0.24 and later).
+        max_concurrency: vLLM's own `kv_cache_max_concurrency`: requests of max_model_len that fit.
+        kv_usage_ratio: used share of the usable blocks, 0-1.
+        requests_waiting_by_reason: `capacity` and `deferred` (0.20 and later).
+        *_total: counters since the server's start; prefix counters in tokens.
+    """
+
+    engine: str
+    model_name: str | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    attention_block_size: int | None = None
+    pool_tokens: int | None = None
+    max_concurrency: float | None = None
+    kv_cache_dtype: str | None = None
+    kv_usage_ratio: float | None = None
+    requests_running: float | None = None
+    requests_waiting: float | None = None
+    requests_waiting_capacity: float | None = None
+    requests_waiting_deferred: float | None = None
+    preemptions_total: float | None = None
+    prefix_cache_queries_total: float | None = None
+    prefix_cache_hits_total: float | None = None
+    external_prefix_cache_queries_total: float | None = None
+    external_prefix_cache_hits_total: float | None = None
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    echoed: EchoedFlags = EchoedFlags()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmPage:
+    """One `/metrics` page, read.
+
+    Attributes:
+        format: `text` or `openmetrics`.
+        engines: in the order of the engine number.
+        process_start_time_seconds: absent on multi-process servers.
+    """
+
+    format: str
+    engines: tuple[EngineSnapshot, ...]
+    problems: tuple[PageProblem, ...] = ()
+    process_start_time_seconds: float | None = None

@@ -1,0 +1,297 @@
+"""The `kvheadroom` command. The only module that prints or exits.
+
+Exit codes: 0 fine; 1 it ran, but something is missing or failed; 2 usage or configuration.
+"""
+
+import argparse
+import contextlib
+import logging
+import sys
+from collections.abc import Coroutine
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvheadroom import __version__
+from kvheadroom.capacity.readings import SourceFailure, VllmPage
+from kvheadroom.config import Config, ConfigError, load_config, validate_config
+from kvheadroom.outputs.json_report import inspect_report, to_json
+from kvheadroom.outputs.server import ListenAddress, ListenError, parse_listen_address
+from kvheadroom.outputs.status_page import count, percent
+from kvheadroom.sources.vllm_metrics import parse_page
+
+DEFAULT_LISTEN = ":9878"
+DEMO_LISTEN = "127.0.0.1:9878"
+
+OK, INCOMPLETE, USAGE = 0, 1, 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the value is the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except (ConfigError, ListenError) as error:
+        print(f"kvheadroom: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return OK
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvheadroom",
+        description="KV-cache headroom of running vLLM servers: how many sessions fit, how many more fit now, "
+        "and how far the live engine is from the analytic prediction.",
+        epilog="Start with `kvheadroom demo` (no vLLM needed), then `kvheadroom serve --target http://host:8000`.",
+    )
+    parser.add_argument("--version", action="version", version=f"kvheadroom {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_demo(commands)
+    _add_inspect(commands)
+    return parser
+
+
+def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="watch vLLM servers and export what they have left",
+        description="The daemon: scrapes vLLM servers, compares the KV pool with the prediction, and serves "
+        "/metrics for Prometheus, / for people, /api/v1/status as JSON, /-/healthy and /-/ready.",
+        epilog="One target needs nothing else: the release comes from /version, the model's folder and "
+        "max_model_len from /v1/models, flags from the engine's own metrics. What cannot be known that way "
+        "is named on the page, with the line of the config file that gives it.\n\n"
+        "config file (YAML):\n"
+        "  scrape_interval: 5s\n"
+        "  session_tokens: [262144]       # lengths to count sessions of\n"
+        "  overhead_gb: 12                # per GPU: context, activations, CUDA graphs\n"
+        "  replicas:\n"
+        "    - url: http://host:8000\n"
+        "      name: glm-a                # default: host:port\n"
+        "      model: /models/llama       # a folder with config.json, if the server's is elsewhere\n"
+        "      gpu: B200                  # or hbm_bytes: N, or CPU\n"
+        "      weights_bytes: 16060522496\n"
+        "      flags: {tensor_parallel_size: 8}\n"
+        "      api_key_file: /run/secrets/vllm-key",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a vLLM server, e.g. http://host:8000; may be given several times",
+    )
+    serve.add_argument("--config", type=Path, metavar="FILE", help="YAML config; see below")
+    _add_listen(serve, DEFAULT_LISTEN)
+    serve.set_defaults(run=_serve)
+
+
+def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="replay a recording of a real vLLM and watch it, with nothing else installed",
+        description="Replays a recording of a real vLLM from a small server on loopback and watches it through "
+        "the same code as `serve`. Nothing leaves this machine.",
+    )
+    _add_listen(demo, DEMO_LISTEN)
+    demo.set_defaults(run=_demo)
+
+
+def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    inspect = commands.add_parser(
+        "inspect",
+        help="read one vLLM /metrics page: one record per engine",
+        description="Reads one vLLM /metrics page, from a file (- for standard input) or a server, and tells "
+        "what it says about the KV cache, one record per engine.",
+        epilog="exit code: 0 all read, 1 with problems, 2 unreadable",
+    )
+    inspect.add_argument("page", metavar="PAGE.txt|URL", help="a saved page, or http://host:8000")
+    inspect.add_argument("--json", action="store_true", help="JSON on standard output")
+    inspect.set_defaults(run=_inspect)
+
+
+def _add_listen(command: argparse.ArgumentParser, default: str) -> None:
+    command.add_argument(
+        "--web.listen-address",
+        dest="listen",
+        default=default,
+        metavar="HOST:PORT",
+        help=f"where to serve; an empty host means every interface (default {default})",
+    )
+
+
+def _listen_address(text: str) -> ListenAddress:
+    try:
+        return parse_listen_address(text)
+    except ValueError as error:
+        raise ConfigError(f"--web.listen-address: {error}") from error
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    config = _config(arguments.config, arguments.target)
+    _run(config, _listen_address(arguments.listen), notice=None)
+    return OK
+
+
+def _config(path: Path | None, targets: list[str]) -> Config:
+    """The config file with the targets of the command line added; either is enough."""
+    if path is None and not targets:
+        raise ConfigError("nothing to watch; give --target http://host:8000 or --config FILE")
+    added = [{"url": target} for target in targets]
+    if path is None:
+        return validate_config({"replicas": added}, "--target")
+    config = load_config(path)
+    if not added:
+        return config
+    content = config.model_dump(exclude_unset=True)
+    content["replicas"] = [*content["replicas"], *added]
+    return validate_config(_as_written(content), f"{path} with --target")
+
+
+def _as_written(content: dict[str, object]) -> dict[str, object]:
+    """A validated config as YAML would give it again: durations with their unit."""
+    if "scrape_interval" in content:
+        content["scrape_interval"] = f"{content['scrape_interval']}s"
+    return content
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from kvheadroom.lab.recordings import read_recording
+    from kvheadroom.lab.replay_server import replay
+
+    listen = _listen_address(arguments.listen)
+    if listen.host not in ("127.0.0.1", "::1", "localhost"):
+        raise ConfigError("--web.listen-address: the demo stays on this machine; use 127.0.0.1:PORT")
+
+    async def run() -> None:
+        async with replay(recording, model_folder=str(folder / "tiny-llama")) as url:
+            config = validate_config(
+                {
+                    "scrape_interval": "1s",
+                    "session_tokens": [1024],
+                    "replicas": [{"url": url, "name": "replay", "gpu": "CPU"}],
+                },
+                "demo",
+            )
+            await _serve_until_stopped(config, listen, notice)
+
+    with resources.as_file(resources.files("kvheadroom") / "recordings") as folder:
+        recording = read_recording(folder / "chat.jsonl.gz")
+        origin = recording.origin
+        notice = (
+            f"This is a replay of a recording, not a live server: vLLM {origin['vllm_version']} on a CPU, "
+            f"recorded on {origin['recorded_on']}, {recording.duration_seconds:.0f} s over and over."
+        )
+        _run_loop(run())
+    return OK
+
+
+def _run(config: Config, listen: ListenAddress, *, notice: str | None) -> None:
+    _run_loop(_serve_until_stopped(config, listen, notice))
+
+
+def _run_loop(main_task: Coroutine[Any, Any, None]) -> None:
+    import uvloop
+
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    uvloop.run(main_task)
+
+
+async def _serve_until_stopped(config: Config, listen: ListenAddress, notice: str | None) -> None:
+    from kvheadroom.app import serve
+
+    def announce(url: str) -> None:
+        if notice:
+            print(notice)
+        names = ", ".join(replica.replica for replica in config.replicas[:5])
+        more = f" and {len(config.replicas) - 5} more" if len(config.replicas) > 5 else ""
+        print(f"watching {names}{more} every {config.scrape_interval:g} s; end with Ctrl-C")
+        print(f"open {url}", flush=True)
+
+    await serve(config, listen, notice=notice, announce=announce)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    source: str = arguments.page
+    try:
+        body = _read_page(source)
+    except _UnreadableError as error:
+        print(f"kvheadroom: {source}: {error}", file=sys.stderr)
+        return USAGE
+    page = parse_page(body)
+    if isinstance(page, SourceFailure):
+        print(f"kvheadroom: {source}: {page.detail}", file=sys.stderr)
+        return USAGE
+    if arguments.json:
+        print(to_json(inspect_report(source, page), indent=2))
+    else:
+        _print_page(page)
+    for problem in page.problems:
+        print(f"kvheadroom: {source}: {problem.reason}: {problem.detail}", file=sys.stderr)
+    return INCOMPLETE if page.problems else OK
+
+
+class _UnreadableError(Exception):
+    pass
+
+
+def _read_page(source: str) -> bytes:
+    if source == "-":
+        return sys.stdin.buffer.read()
+    if urlsplit(source).scheme in ("http", "https"):
+        return _get(source)
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise _UnreadableError(error.strerror or str(error)) from error
+
+
+def _get(url: str) -> bytes:
+    import requests
+
+    from kvheadroom.sources.http import HEADERS, MAX_BODY_BYTES
+
+    page = url if urlsplit(url).path.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
+    try:
+        with (
+            requests.Session() as session,
+            contextlib.closing(
+                session.get(page, headers=HEADERS, timeout=10, stream=True, allow_redirects=False)
+            ) as response,
+        ):
+            if response.status_code != 200:
+                raise _UnreadableError(f"GET {page}: status {response.status_code}")
+            body = response.raw.read(MAX_BODY_BYTES + 1)
+    except requests.RequestException as error:
+        raise _UnreadableError(f"GET {page}: {error}") from error
+    if len(body) > MAX_BODY_BYTES:
+        raise _UnreadableError(f"GET {page}: the answer is larger than {MAX_BODY_BYTES // 1024**2} MiB")
+    return bytes(body)
+
+
+def _print_page(page: VllmPage) -> None:
+    for e in page.engines:
+        print(f"engine {e.engine}  model {e.model_name or 'not told'}")
+        print(
+            f"  pool      {count(e.num_blocks)} blocks of {count(e.block_size)} tokens, "
+            f"{count(e.pool_tokens)} tokens, {count(e.max_concurrency)} requests of max_model_len"
+        )
+        print(f"  KV dtype  {e.kv_cache_dtype or '–'}")
+        print(f"  in use    {percent(e.kv_usage_ratio)}")
+        print(
+            f"  requests  {count(e.requests_running)} running, {count(e.requests_waiting)} waiting "
+            f"(capacity {count(e.requests_waiting_capacity)}, deferred {count(e.requests_waiting_deferred)})"
+        )
+        print(f"  preempted {count(e.preemptions_total)} times since its start")
+        print(
+            f"  prefix    {count(e.prefix_cache_hits_total)} of {count(e.prefix_cache_queries_total)} tokens "
+            f"hit; connector {count(e.external_prefix_cache_hits_total)} of "
+            f"{count(e.external_prefix_cache_queries_total)}"
+        )
+        print(
+            f"  tokens    {count(e.prompt_tokens_total)} prompt, {count(e.generation_tokens_total)} generated"
+        )

@@ -1,0 +1,227 @@
+"""YAML -> a frozen, validated Config. Unknown keys, wrong types and clashes are errors with their path."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
+
+
+class ConfigError(Exception):
+    """The operator's mistake, in words that name the place and what is allowed there."""
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
+_DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _duration(value: object) -> float:
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is no duration; write a number with its unit, e.g. 5s or 1m")
+    return float(match[1]) * _DURATION_SECONDS[match[2]]
+
+
+def _base_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        port_is_valid = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, port_is_valid = urlsplit(""), False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
+        raise ValueError(f"{value!r} is no server's address; write e.g. http://host:8000")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("an address may not hold a user or password: it is shown on pages and in metrics")
+    if parts.query or parts.fragment:
+        raise ValueError("an address may not have a query (?...) or fragment (#...)")
+    path = parts.path.rstrip("/")
+    if path.endswith("/metrics"):
+        raise ValueError("give the server's address without /metrics")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _gpu(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    names = {name.lower(): name for name in (*GPUS, CPU)}
+    if value.lower() not in names:
+        raise ValueError(
+            f"{value!r} is not in the catalogue ({', '.join(GPUS)}, CPU); "
+            "for another GPU leave `gpu` out and set `hbm_bytes`"
+        )
+    return names[value.lower()]
+
+
+Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0.1, le=3600)]
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class VllmFlags(_Strict):
+    """vLLM's flags by vLLM's names, as far as they decide the KV cache. Unset: not known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    tensor_parallel_size: PositiveInt | None = None
+    pipeline_parallel_size: PositiveInt | None = None
+    data_parallel_size: PositiveInt | None = None
+    decode_context_parallel_size: PositiveInt | None = None
+    prefill_context_parallel_size: PositiveInt | None = None
+    enable_expert_parallel: bool | None = None
+    kv_cache_dtype: str | None = None
+    kv_cache_dtype_skip_layers: tuple[str, ...] | None = Field(default=None, strict=False)
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = None
+    block_size: PositiveInt | None = None
+    max_model_len: PositiveInt | None = None
+    max_num_seqs: PositiveInt | None = None
+    max_num_batched_tokens: PositiveInt | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None
+    kv_cache_memory_bytes: PositiveInt | None = None
+    num_gpu_blocks_override: PositiveInt | None = None
+    enable_prefix_caching: bool | None = None
+    attention_backend: str | None = None
+    speculative_config: dict[str, Any] | None = None
+    hf_overrides: dict[str, Any] | None = None
+
+
+class ReplicaConfig(_Strict):
+    """One vLLM server."""
+
+    url: BaseUrl
+    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    model: str | None = None
+    weights_bytes: PositiveInt | None = None
+    flags: VllmFlags = VllmFlags()
+    gpu: Annotated[str | None, BeforeValidator(_gpu)] = None
+    hbm_bytes: PositiveInt | None = None
+    api_key_file: Path | None = None
+
+    @property
+    def replica(self) -> str:
+        """The value of the label `replica`: the name, or host and port of the URL."""
+        if self.name is not None:
+            return self.name
+        parts = urlsplit(self.url)
+        return parts.netloc + parts.path
+
+
+class Config(_Strict):
+    """The whole configuration."""
+
+    scrape_interval: Duration = 5.0
+    session_tokens: Annotated[tuple[PositiveInt, ...], Field(max_length=20)] = (262_144,)
+    overhead_gb: Annotated[float, Field(ge=0, le=10_000, strict=False)] | None = None
+    replicas: Annotated[tuple[ReplicaConfig, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _no_two_alike(self) -> Self:
+        seen: dict[str, int] = {}
+        for index, replica in enumerate(self.replicas):
+            first = seen.setdefault(replica.replica, index)
+            if first != index:
+                raise ValueError(
+                    f"replicas[{first}] and replicas[{index}] are both called {replica.replica!r}; "
+                    "give each its own `name`"
+                )
+        return self
+
+
+def load_config(path: Path) -> Config:
+    """Read and validate a config file.
+
+    Raises:
+        ConfigError: with the file, the place in it, and what is allowed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text") from error
+    try:
+        content = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  it is a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is no valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path}: holds no settings; it needs at least `replicas: [{{url: http://host:8000}}]`"
+        )
+    return validate_config(content, str(path))
+
+
+def validate_config(content: dict[Any, Any], where: str) -> Config:
+    """A Config from parsed YAML.
+
+    Raises:
+        ConfigError: one line per fault.
+    """
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_fault(where, fault) for fault in error.errors())) from error
+
+
+def _fault(where: str, fault: Any) -> str:
+    place = ""
+    for step in fault["loc"]:
+        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        message = "there is no such setting" + _did_you_mean(fault["loc"])
+    elif fault["type"] != "value_error":
+        message = f"{message[0].lower()}{message[1:]}, got {fault['input']!r}"[:300]
+    return f"{where}: {place}: {message}" if place else f"{where}: {message}"
+
+
+def _did_you_mean(location: tuple[Any, ...]) -> str:
+    import difflib
+
+    model: type[BaseModel] = Config
+    if len(location) > 1:
+        model = VllmFlags if "flags" in location[:-1] else ReplicaConfig
+    close = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1)
+    if close:
+        return f"; did you mean `{close[0]}`?"
+    return f"; allowed here: {', '.join(model.model_fields)}"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice (YAML would silently take the last) and aliases."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, "aliases (*name) are not allowed here", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  PyYAML's own signature
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str | int | float | bool) or key is None:
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key `{key}` is given twice", key_node.start_mark
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,1 @@
+"""The only room with state and time: ticks, and the board that holds the latest assessment."""

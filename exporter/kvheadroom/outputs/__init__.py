@@ -1,0 +1,1 @@
+"""Assessments -> text. No arithmetic, no I/O but the server's own."""

@@ -1,0 +1,194 @@
+"""Assessments and pages -> JSON. Absent is null; whole numbers carry no `.0`."""
+
+import json
+from typing import Any
+
+from kvheadroom.capacity.assessment import Assessment, FleetAssessment, ReplicaAssessment, is_stale
+from kvheadroom.capacity.facts import EngineFacts, Fact
+from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
+
+
+def inspect_report(source: str, page: VllmPage) -> dict[str, Any]:
+    """`inspect --json`: one record per engine of one page."""
+    return {
+        "source": source,
+        "format": page.format,
+        "engines": [_snapshot(engine) for engine in page.engines],
+        "problems": [{"reason": str(p.reason), "detail": p.detail} for p in page.problems],
+    }
+
+
+def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dict[str, Any]:
+    """`/api/v1/status`: every replica and engine, with every intermediate number.
+
+    Args:
+        fleet: with stale numbers already withheld.
+    """
+    return {
+        "notice": notice,
+        "now": now,
+        "replicas": [_replica(replica, now) for replica in fleet.replicas],
+    }
+
+
+def to_json(report: dict[str, Any], *, indent: int | None = None) -> str:
+    """Strict JSON: NaN and infinity are a bug and raise ValueError."""
+    return json.dumps(_whole(report), indent=indent, allow_nan=False)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(item) for item in value]
+    return value
+
+
+def _snapshot(engine: EngineSnapshot) -> dict[str, Any]:
+    return {
+        "engine": engine.engine,
+        "model_name": engine.model_name,
+        "num_blocks": engine.num_blocks,
+        "block_size": engine.block_size,
+        "pool_tokens": engine.pool_tokens,
+        "max_concurrency": engine.max_concurrency,
+        "kv_cache_dtype": engine.kv_cache_dtype,
+        "kv_usage_ratio": engine.kv_usage_ratio,
+        "requests_running": engine.requests_running,
+        "requests_waiting": engine.requests_waiting,
+        "requests_waiting_by_reason": {
+            "capacity": engine.requests_waiting_capacity,
+            "deferred": engine.requests_waiting_deferred,
+        },
+        "preemptions_total": engine.preemptions_total,
+        "prefix_cache_queries_total": engine.prefix_cache_queries_total,
+        "prefix_cache_hits_total": engine.prefix_cache_hits_total,
+        "external_prefix_cache_queries_total": engine.external_prefix_cache_queries_total,
+        "external_prefix_cache_hits_total": engine.external_prefix_cache_hits_total,
+        "prompt_tokens_total": engine.prompt_tokens_total,
+        "generation_tokens_total": engine.generation_tokens_total,
+    }
+
+
+def _replica(replica: ReplicaAssessment, now: float) -> dict[str, Any]:
+    return {
+        "replica": replica.replica,
+        "url": replica.url,
+        "stale": is_stale(replica, now),
+        "last_success_at": replica.last_success_at,
+        "scrape_duration_seconds": replica.scrape_duration_seconds,
+        "sources": [
+            {
+                "source": status.source,
+                "up": status.up,
+                "reason": None if status.failure is None else str(status.failure.reason),
+                "detail": None if status.failure is None else status.failure.detail,
+            }
+            for status in replica.sources
+        ],
+        "problems": [{"reason": str(p.reason), "detail": p.detail} for p in replica.problems],
+        "engines": [_engine(engine, now) for engine in replica.engines],
+    }
+
+
+def _engine(engine: Assessment, now: float) -> dict[str, Any]:
+    prediction, observation = engine.prediction, engine.observation
+    layout, pool, budget = prediction.layout, prediction.pool, prediction.budget
+    return {
+        "engine": engine.snapshot.engine,
+        "model_name": engine.snapshot.model_name,
+        "taken_at": engine.taken_at,
+        "sample_age_seconds": max(0.0, now - engine.taken_at),
+        "predicted": {
+            "pool_tokens": pool and pool.pool_tokens,
+            "blocks": pool and pool.num_blocks,
+            "block_size_tokens": layout and layout.block_size,
+            "pool_bytes": pool and pool.pool_bytes,
+            "bytes_per_token": layout and layout.bytes_per_token,
+            "bytes_per_block": layout and layout.bytes_per_block,
+            "max_concurrency": pool and pool.max_concurrency,
+            "unused_bytes": pool and pool.unused_bytes,
+            "layout": layout
+            and {
+                "num_layers": layout.num_layers,
+                "kv_heads_per_gpu": layout.kv_heads_per_gpu,
+                "head_size": layout.head_size,
+                "kv_dtype": layout.kv_dtype,
+                "kv_dtype_bytes": layout.kv_dtype_bytes,
+                "num_kv_groups": layout.num_kv_groups,
+            },
+            "budget": budget
+            and {
+                "available_bytes": budget.available_bytes,
+                "terms": [
+                    {"term": term.term, "bytes": term.bytes, "origin": str(term.origin)}
+                    for term in budget.terms
+                ],
+            },
+            "cannot_predict": list(prediction.cannot_predict),
+        },
+        "observed": {
+            "pool_tokens": observation.pool_tokens,
+            "blocks": observation.num_blocks,
+            "block_size_tokens": observation.block_size,
+            "pool_bytes": observation.pool_bytes,
+            "max_concurrency": observation.max_concurrency,
+            "used_blocks": observation.used_blocks,
+            "free_blocks": observation.free_blocks,
+            "used_tokens": observation.used_tokens,
+            "free_tokens": observation.free_tokens,
+        },
+        "difference": engine.difference
+        and {
+            "pool_tokens": engine.difference.tokens,
+            "blocks": engine.difference.blocks,
+            "pool_bytes": engine.difference.bytes,
+            "ratio": engine.difference.ratio,
+        },
+        "sessions": [
+            {
+                "session_tokens": row.session_tokens,
+                "blocks_per_session": row.blocks_per_session,
+                "predicted": row.predicted,
+                "observed": row.observed,
+                "whole_sessions": row.whole_sessions,
+                "in_use": row.in_use,
+                "headroom": row.headroom,
+            }
+            for row in engine.sessions
+        ],
+        "snapshot": _snapshot(engine.snapshot),
+        "facts": _facts(engine.facts),
+        "missing_facts": [
+            {"fact": fact.fact, "why": fact.why, "way_out": fact.way_out} for fact in engine.facts.missing
+        ],
+        "assumed_facts": [{"fact": name, "assumed": what} for name, what in engine.facts.assumed()],
+    }
+
+
+def _facts(facts: EngineFacts) -> dict[str, Any]:
+    names = (
+        "version",
+        "model_folder",
+        "max_model_len",
+        "platform",
+        "tensor_parallel_size",
+        "kv_cache_dtype",
+        "dtype",
+        "block_size",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+        "hbm_bytes",
+        "weights_bytes",
+        "overhead_bytes",
+    )
+    report: dict[str, Any] = {}
+    for name in names:
+        fact: Fact[Any] | None = getattr(facts, name)
+        report[name] = fact and {"value": fact.value, "origin": str(fact.origin), "assumed": fact.assumed}
+    report["architecture"] = None if facts.model is None else facts.model.architecture
+    report["release_rules"] = ".".join(map(str, facts.rules.release))
+    return report

@@ -1,0 +1,266 @@
+"""Every metric that kvheadroom exports: name, type, labels, meaning. The only file that spells them.
+
+The metrics reference in docs/ is generated from here; the dashboards take their names from here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvheadroom.capacity.assessment import Assessment
+from kvheadroom.capacity.kv_cache import KvLayout
+from kvheadroom.capacity.prediction import PredictedPool
+
+PREFIX = "kvheadroom_"
+ENGINE_LABELS = ("replica", "engine", "model_name")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family.
+
+    Attributes:
+        name: without the prefix; counters with `_total`.
+        value: for families with one sample per engine, where in the assessment it stands.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    labels: tuple[str, ...]
+    help: str
+    value: Callable[[Assessment], float | None] | None = None
+
+    @property
+    def full_name(self) -> str:
+        """The name on the page, counters with `_total`."""
+        return PREFIX + self.name
+
+
+def _gauge(name: str, help_text: str, value: Callable[[Assessment], float | None]) -> Metric:
+    return Metric(name, "gauge", ENGINE_LABELS, help_text, value)
+
+
+def _counter(name: str, help_text: str, value: Callable[[Assessment], float | None]) -> Metric:
+    return Metric(name, "counter", ENGINE_LABELS, help_text, value)
+
+
+def _of_pool(value: Callable[[PredictedPool], float | None]) -> Callable[[Assessment], float | None]:
+    return lambda a: None if a.prediction.pool is None else value(a.prediction.pool)
+
+
+def _of_layout(value: Callable[[KvLayout], float | None]) -> Callable[[Assessment], float | None]:
+    return lambda a: None if a.prediction.layout is None else value(a.prediction.layout)
+
+
+PREDICTED = (
+    _gauge(
+        "predicted_pool_tokens",
+        "Tokens of the engine's KV pool as vLLM would report them (kv_cache_size_tokens), predicted from "
+        "model files, flags and hardware only.",
+        _of_pool(lambda pool: pool.pool_tokens),
+    ),
+    _gauge(
+        "predicted_blocks",
+        "KV blocks of the engine's pool, the null block included, predicted.",
+        _of_pool(lambda pool: pool.num_blocks),
+    ),
+    _gauge(
+        "predicted_block_size_tokens",
+        "Tokens per KV block, predicted.",
+        _of_layout(lambda layout: layout.block_size),
+    ),
+    _gauge(
+        "predicted_pool_bytes",
+        "Bytes of the KV pool on one GPU: predicted blocks x predicted bytes per block.",
+        _of_pool(lambda pool: pool.pool_bytes),
+    ),
+    _gauge(
+        "predicted_bytes_per_token",
+        "Bytes of the KV pool on one GPU that one more token of context takes, predicted.",
+        _of_layout(lambda layout: layout.bytes_per_token),
+    ),
+)
+
+OBSERVED = (
+    _gauge(
+        "observed_pool_tokens",
+        "Tokens of the engine's KV pool as vLLM itself reports them (kv_cache_size_tokens).",
+        lambda a: a.observation.pool_tokens,
+    ),
+    _gauge(
+        "observed_blocks",
+        "KV blocks of this engine's pool, the null block included (num_gpu_blocks divided by the engines "
+        "that share the sum).",
+        lambda a: a.observation.num_blocks,
+    ),
+    _gauge(
+        "observed_block_size_tokens",
+        "Tokens per KV block, context parallelism included (effective_attention_block_size, else block_size).",
+        lambda a: a.observation.block_size,
+    ),
+    _gauge(
+        "observed_pool_bytes",
+        "Bytes of the KV pool on one GPU: observed blocks x bytes per block by the model's geometry "
+        "(vLLM exports no bytes).",
+        lambda a: a.observation.pool_bytes,
+    ),
+    _gauge(
+        "kv_usage_ratio",
+        "Share of the usable KV blocks that running requests hold, 0-1 (vllm:kv_cache_usage_perc).",
+        lambda a: a.snapshot.kv_usage_ratio,
+    ),
+    _gauge(
+        "used_blocks",
+        "KV blocks held by running requests: usage x usable blocks; shared blocks count once.",
+        lambda a: a.observation.used_blocks,
+    ),
+    _gauge(
+        "free_blocks",
+        "KV blocks that can be handed out now, cached prefixes that nobody uses included.",
+        lambda a: a.observation.free_blocks,
+    ),
+    _gauge(
+        "used_tokens",
+        "used_blocks x tokens per block; only for pools with one KV cache group.",
+        lambda a: a.observation.used_tokens,
+    ),
+    _gauge(
+        "free_tokens",
+        "free_blocks x tokens per block; only for pools with one KV cache group.",
+        lambda a: a.observation.free_tokens,
+    ),
+    _gauge(
+        "requests_running",
+        "Requests in the running batch (vllm:num_requests_running).",
+        lambda a: a.snapshot.requests_running,
+    ),
+    _gauge(
+        "requests_waiting",
+        "Requests in the queue, preempted ones included (vllm:num_requests_waiting).",
+        lambda a: a.snapshot.requests_waiting,
+    ),
+    _counter(
+        "preemptions_total",
+        "Preemptions since the server's start (vllm:num_preemptions_total).",
+        lambda a: a.snapshot.preemptions_total,
+    ),
+    _counter(
+        "prefix_cache_queries_tokens_total",
+        "Prompt tokens looked up in the prefix cache (vllm:prefix_cache_queries_total).",
+        lambda a: a.snapshot.prefix_cache_queries_total,
+    ),
+    _counter(
+        "prefix_cache_hits_tokens_total",
+        "Prompt tokens found in the prefix cache (vllm:prefix_cache_hits_total).",
+        lambda a: a.snapshot.prefix_cache_hits_total,
+    ),
+    _counter(
+        "external_prefix_cache_queries_tokens_total",
+        "Prompt tokens looked up at a KV connector after the local cache "
+        "(vllm:external_prefix_cache_queries_total).",
+        lambda a: a.snapshot.external_prefix_cache_queries_total,
+    ),
+    _counter(
+        "external_prefix_cache_hits_tokens_total",
+        "Prompt tokens that a KV connector supplied (vllm:external_prefix_cache_hits_total).",
+        lambda a: a.snapshot.external_prefix_cache_hits_total,
+    ),
+    _counter(
+        "prompt_tokens_total",
+        "Prompt tokens prefilled or taken from a cache (vllm:prompt_tokens_total).",
+        lambda a: a.snapshot.prompt_tokens_total,
+    ),
+    _counter(
+        "generation_tokens_total",
+        "Tokens generated (vllm:generation_tokens_total).",
+        lambda a: a.snapshot.generation_tokens_total,
+    ),
+)
+
+_SESSION_LABELS = (*ENGINE_LABELS, "session_tokens")
+PREDICTED_SESSIONS = Metric(
+    "predicted_sessions",
+    "gauge",
+    _SESSION_LABELS,
+    "Sessions of session_tokens tokens that the predicted pool holds at once "
+    "(predicted blocks / blocks per session).",
+)
+OBSERVED_SESSIONS = Metric(
+    "observed_sessions",
+    "gauge",
+    _SESSION_LABELS,
+    "Sessions of session_tokens tokens that the engine's pool holds at once; for max_model_len it is vLLM's "
+    "own maximum concurrency.",
+)
+SESSIONS_IN_USE = Metric(
+    "sessions_in_use",
+    "gauge",
+    _SESSION_LABELS,
+    "used_blocks / blocks per session: what is in use, in sessions of session_tokens tokens.",
+)
+SESSIONS_HEADROOM = Metric(
+    "sessions_headroom",
+    "gauge",
+    _SESSION_LABELS,
+    "Whole sessions of session_tokens tokens that fit in the free blocks now.",
+)
+WAITING_BY_REASON = Metric(
+    "requests_waiting_by_reason",
+    "gauge",
+    (*ENGINE_LABELS, "reason"),
+    "Queued requests by vLLM's reason: capacity or deferred (vllm:num_requests_waiting_by_reason).",
+)
+SAMPLE_AGE = Metric(
+    "sample_age_seconds",
+    "gauge",
+    ENGINE_LABELS,
+    "Age of this engine's numbers. After three scrape intervals they are withheld, this one too.",
+)
+SOURCE_UP = Metric(
+    "source_up",
+    "gauge",
+    ("replica", "source"),
+    "1 if the source answered usefully when last asked, else 0: metrics, version, models, model_files.",
+)
+SOURCE_FAILURES = Metric(
+    "source_failures_total",
+    "counter",
+    ("replica", "source", "reason"),
+    "Failures of a source by reason, since kvheadroom's start.",
+)
+SCRAPE_DURATION = Metric(
+    "scrape_duration_seconds",
+    "gauge",
+    ("replica",),
+    "Time the replica's /metrics page took in the last successful scrape, to its last byte.",
+)
+MISSING_FACT = Metric(
+    "missing_fact",
+    "gauge",
+    (*ENGINE_LABELS, "fact"),
+    "1 for each fact that a prediction needs and nobody said; the status page names the way to give it.",
+)
+ASSUMED_FACT = Metric(
+    "assumed_fact",
+    "gauge",
+    (*ENGINE_LABELS, "fact"),
+    "1 for each fact that the prediction takes on trust (a default of vLLM, or a guess).",
+)
+BUILD_INFO = Metric("build_info", "gauge", ("version",), "1; the label tells kvheadroom's version.")
+
+CATALOGUE: tuple[Metric, ...] = (
+    *PREDICTED,
+    PREDICTED_SESSIONS,
+    *OBSERVED,
+    OBSERVED_SESSIONS,
+    SESSIONS_IN_USE,
+    SESSIONS_HEADROOM,
+    WAITING_BY_REASON,
+    SAMPLE_AGE,
+    SOURCE_UP,
+    SOURCE_FAILURES,
+    SCRAPE_DURATION,
+    MISSING_FACT,
+    ASSUMED_FACT,
+    BUILD_INFO,
+)

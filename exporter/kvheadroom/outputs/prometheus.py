@@ -1,0 +1,136 @@
+"""A fleet assessment -> Prometheus exposition. Families are made afresh at every collect: what vanished, vanishes."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from kvheadroom import __version__
+from kvheadroom.capacity.assessment import Assessment, FleetAssessment, ReplicaAssessment
+from kvheadroom.outputs import metric_catalogue as m
+
+Family = CounterMetricFamily | GaugeMetricFamily
+Sample = tuple[tuple[str, ...], float]
+
+
+def exposition(fleet: FleetAssessment, now: float, accept: str) -> tuple[bytes, str]:
+    """(body, content type) of our own `/metrics`.
+
+    Args:
+        fleet: with stale numbers already withheld.
+        now: unix seconds, for the samples' age.
+        accept: the reader's Accept header; OpenMetrics is given to those who ask for it.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Fleet(fleet, now))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class _Fleet(Collector):
+    def __init__(self, fleet: FleetAssessment, now: float) -> None:
+        self._fleet = fleet
+        self._now = now
+
+    def describe(self) -> Iterable[Family]:
+        return ()
+
+    def collect(self) -> Iterator[Family]:
+        for metric in m.CATALOGUE:
+            samples = list(self._samples(metric))
+            if samples:
+                yield _family(metric, samples)
+
+    def _samples(self, metric: m.Metric) -> Iterator[Sample]:
+        if metric is m.BUILD_INFO:
+            yield (__version__,), 1.0
+        elif metric in _REPLICA_SAMPLES:
+            for replica in self._fleet.replicas:
+                yield from _REPLICA_SAMPLES[metric](replica)
+        else:
+            for replica in self._fleet.replicas:
+                for engine in replica.engines:
+                    labels = (replica.replica, engine.snapshot.engine, engine.snapshot.model_name or "")
+                    for more, value in self._engine_samples(metric, engine):
+                        yield (*labels, *more), value
+
+    def _engine_samples(self, metric: m.Metric, engine: Assessment) -> Iterator[Sample]:
+        if metric is m.SAMPLE_AGE:
+            yield (), max(0.0, self._now - engine.taken_at)
+        elif metric.value is not None:
+            value = metric.value(engine)
+            if value is not None:
+                yield (), value
+        else:
+            yield from _ENGINE_SAMPLES[metric](engine)
+
+
+def _family(metric: m.Metric, samples: list[Sample]) -> Family:
+    family: Family
+    if metric.kind == "counter":
+        family = CounterMetricFamily(metric.full_name, metric.help, labels=metric.labels)
+    else:
+        family = GaugeMetricFamily(metric.full_name, metric.help, labels=metric.labels)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _sources(replica: ReplicaAssessment) -> Iterator[Sample]:
+    for status in replica.sources:
+        yield (replica.replica, status.source), float(status.up)
+
+
+def _failures(replica: ReplicaAssessment) -> Iterator[Sample]:
+    for (source, reason), count in replica.failures_total:
+        yield (replica.replica, source, reason), count
+
+
+def _duration(replica: ReplicaAssessment) -> Iterator[Sample]:
+    if replica.scrape_duration_seconds is not None:
+        yield (replica.replica,), replica.scrape_duration_seconds
+
+
+def _sessions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
+    def samples(engine: Assessment) -> Iterator[Sample]:
+        for row in engine.sessions:
+            value = getattr(row, field)
+            if value is not None:
+                yield (str(row.session_tokens),), value
+
+    return samples
+
+
+def _waiting(engine: Assessment) -> Iterator[Sample]:
+    for reason in ("capacity", "deferred"):
+        value = getattr(engine.snapshot, f"requests_waiting_{reason}")
+        if value is not None:
+            yield (reason,), value
+
+
+def _missing(engine: Assessment) -> Iterator[Sample]:
+    for fact in engine.facts.missing:
+        yield (fact.fact,), 1.0
+
+
+def _assumed(engine: Assessment) -> Iterator[Sample]:
+    for fact, _ in engine.facts.assumed():
+        yield (fact,), 1.0
+
+
+_REPLICA_SAMPLES: dict[m.Metric, Callable[[ReplicaAssessment], Iterator[Sample]]] = {
+    m.SOURCE_UP: _sources,
+    m.SOURCE_FAILURES: _failures,
+    m.SCRAPE_DURATION: _duration,
+}
+_ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
+    m.PREDICTED_SESSIONS: _sessions("predicted"),
+    m.OBSERVED_SESSIONS: _sessions("observed"),
+    m.SESSIONS_IN_USE: _sessions("in_use"),
+    m.SESSIONS_HEADROOM: _sessions("headroom"),
+    m.WAITING_BY_REASON: _waiting,
+    m.MISSING_FACT: _missing,
+    m.ASSUMED_FACT: _assumed,
+}

@@ -1,0 +1,158 @@
+"""The daemon's HTTP server: /metrics, /, /api/v1/status, /-/healthy, /-/ready, /runbooks/<alert>."""
+
+import contextlib
+import gzip
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from importlib import resources
+from typing import Protocol
+
+from aiohttp import web
+
+from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
+from kvheadroom.outputs.json_report import status_report, to_json
+from kvheadroom.outputs.prometheus import exposition
+from kvheadroom.outputs.status_page import render_page
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class FleetSource(Protocol):
+    """Where the latest assessment of the fleet is read from."""
+
+    @property
+    def fleet(self) -> FleetAssessment:
+        """The latest state, stale parts included."""
+
+
+class ListenError(Exception):
+    """The port cannot be opened; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Host and port; an empty host means every interface, port 0 any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_listen_address(text: str) -> ListenAddress:
+    """`:9878`, `127.0.0.1:9878`, `[::1]:9878`, `localhost:9878`.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]\s]*)):(\d{1,5})", text)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(f"{text!r} is no listen address; write e.g. :9878, 127.0.0.1:9878 or [::1]:9878")
+    return ListenAddress(match[1] or match[2] or "", int(match[3]))
+
+
+@contextlib.asynccontextmanager
+async def start_server(
+    listen: ListenAddress, source: FleetSource, *, notice: str | None
+) -> AsyncIterator[str]:
+    """Serve until the context ends; gives the address of the status page.
+
+    Raises:
+        ListenError: the port cannot be opened.
+    """
+    runner = web.AppRunner(
+        _application(source, notice), access_log=None, handle_signals=False, shutdown_timeout=0.2
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, listen.host or None, listen.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {listen} ({error.strerror}); "
+                "choose another address with --web.listen-address, e.g. 127.0.0.1:9879"
+            ) from error
+        port = runner.addresses[0][1]
+        host = listen.host if listen.host not in ("", "0.0.0.0", "::") else "localhost"
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    finally:
+        await runner.cleanup()
+
+
+def _application(source: FleetSource, notice: str | None) -> web.Application:
+    async def metrics(request: web.Request) -> web.Response:
+        now = time.time()
+        body, content_type = exposition(
+            withhold_stale(source.fleet, now), now, request.headers.get("Accept", "")
+        )
+        headers = {"Content-Type": content_type}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, compresslevel=1)
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=body, headers=headers)
+
+    async def page(_: web.Request) -> web.Response:
+        now = time.time()
+        html = render_page(withhold_stale(source.fleet, now), now, notice)
+        return web.Response(text=html, content_type="text/html")
+
+    async def status(_: web.Request) -> web.Response:
+        now = time.time()
+        report = status_report(withhold_stale(source.fleet, now), now, notice)
+        return web.Response(text=to_json(report), content_type="application/json")
+
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response(text="kvheadroom is healthy\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        pending = [replica.replica for replica in source.fleet.replicas if not replica.attempted]
+        if pending:
+            return web.Response(
+                status=503, text=f"not ready: {len(pending)} replica(s) not scraped yet: {pending[0]}\n"
+            )
+        return web.Response(text="kvheadroom is ready\n")
+
+    async def runbook(request: web.Request) -> web.Response:
+        text = read_runbook(request.match_info["alert"])
+        if text is None:
+            raise web.HTTPNotFound(text="there is no such runbook\n")
+        return web.Response(text=text, content_type="text/plain")
+
+    app = web.Application(middlewares=[_with_security_headers], client_max_size=1024)
+    app.router.add_get("/", page)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/api/v1/status", status)
+    app.router.add_get("/-/healthy", healthy)
+    app.router.add_get("/-/ready", ready)
+    app.router.add_get("/runbooks/{alert:[A-Za-z]+}", runbook)
+    return app
+
+
+def read_runbook(alert: str) -> str | None:
+    """The runbook of one alert as it is shipped, None when there is none."""
+    if not re.fullmatch(r"[A-Za-z]+", alert):
+        return None
+    file = resources.files("kvheadroom").joinpath("dashboards", "runbooks", f"{alert}.md")
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+@web.middleware
+async def _with_security_headers(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.headers.update(SECURITY_HEADERS)
+        raise
+    response.headers.update(SECURITY_HEADERS)
+    return response

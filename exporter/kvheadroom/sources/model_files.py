@@ -1,0 +1,57 @@
+"""A model's folder -> config.json and the weights' total size. Nothing else in it is opened."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from kvheadroom.capacity.facts import ModelFiles
+from kvheadroom.capacity.readings import FailureReason, SourceFailure
+
+SOURCE = "model_files"
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+MAX_CONFIG_BYTES = 16 * 1024**2
+MAX_INDEX_BYTES = 256 * 1024**2
+
+
+def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | SourceFailure:
+    """Read a model's folder; blocking, so the daemon calls it in a thread."""
+    config = _read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
+    if isinstance(config, SourceFailure):
+        return config
+    index = _read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
+    total = None
+    if not isinstance(index, SourceFailure):
+        metadata = index.get("metadata")
+        size = metadata.get("total_size") if isinstance(metadata, dict) else None
+        # Some converters write the size as a float.
+        total = (
+            int(size) if isinstance(size, int | float) and not isinstance(size, bool) and size > 0 else None
+        )
+    elif index.reason is not FailureReason.NOT_FOUND:
+        return index
+    return ModelFiles(folder=folder, config=config, weights_bytes=total, assumed_because=assumed_because)
+
+
+def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | SourceFailure:
+    def failed(reason: FailureReason, detail: str) -> SourceFailure:
+        return SourceFailure(SOURCE, reason, f"{path}: {detail}")
+
+    try:
+        # A folder may be named by a server we do not own: no pipe or device is opened.
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            return failed(FailureReason.BAD_ANSWER, "it is not a regular file")
+        if info.st_size > max_bytes:
+            return failed(FailureReason.TOO_LARGE, f"it is larger than {max_bytes // 1024**2} MiB")
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return failed(FailureReason.NOT_FOUND, "there is no such file on this machine")
+    except OSError as error:
+        return failed(FailureReason.UNREACHABLE, f"it cannot be read ({error.strerror})")
+    except (ValueError, RecursionError) as error:
+        return failed(FailureReason.BAD_ANSWER, f"it is no JSON ({error})")
+    if not isinstance(content, dict):
+        return failed(FailureReason.BAD_ANSWER, "it holds no JSON object")
+    return content
