@@ -29,7 +29,7 @@ OK, INCOMPLETE, USAGE = 0, 1, 2
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the value is the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
     except (ConfigError, ListenError) as error:
@@ -40,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The command line, whole."""
     parser = argparse.ArgumentParser(
         prog="kvheadroom",
         description="KV-cache headroom of running vLLM servers: how many sessions fit, how many more fit now, "

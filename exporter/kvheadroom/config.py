@@ -23,6 +23,7 @@ class ConfigError(Exception):
     """The operator's mistake, in words that name the place and what is allowed there."""
 
 
+_NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -127,10 +128,12 @@ class Config(_Strict):
     scrape_interval: Duration = 5.0
     session_tokens: Annotated[tuple[PositiveInt, ...], Field(max_length=20)] = (262_144,)
     overhead_gb: Annotated[float, Field(ge=0, le=10_000, strict=False)] | None = None
-    replicas: Annotated[tuple[ReplicaConfig, ...], Field(min_length=1)]
+    replicas: tuple[ReplicaConfig, ...] = ()
 
     @model_validator(mode="after")
-    def _no_two_alike(self) -> Self:
+    def _some_and_no_two_alike(self) -> Self:
+        if not self.replicas:
+            raise ValueError(_NO_REPLICA)
         seen: dict[str, int] = {}
         for index, replica in enumerate(self.replicas):
             first = seen.setdefault(replica.replica, index)
@@ -161,9 +164,7 @@ def load_config(path: Path) -> Config:
     except RecursionError as error:
         raise ConfigError(f"{path}: is nested too deeply") from error
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path}: holds no settings; it needs at least `replicas: [{{url: http://host:8000}}]`"
-        )
+        raise ConfigError(f"{path}: {_NO_REPLICA}")
     return validate_config(content, str(path))
 
 

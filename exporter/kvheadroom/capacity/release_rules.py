@@ -6,7 +6,7 @@ from dataclasses import dataclass
 NEWEST_KNOWN_RELEASE = (0, 33)
 OLDEST_KNOWN_RELEASE = (0, 6)
 
-_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:$|[^\d.])")
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?!\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def parse_release(version: str) -> tuple[int, int] | None:
 
     vLLM's source builds without tags call themselves `0.1.dev...`: no release is known for them.
     """
-    match = _VERSION.match(version.strip() + " ")
+    match = _VERSION.match(version.strip())
     if match is None:
         return None
     release = (int(match[1]), int(match[2]))

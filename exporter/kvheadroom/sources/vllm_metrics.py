@@ -143,9 +143,10 @@ def _parse_line(name: str, raw: bytes, at: int) -> _Sample:
             value = label[2]
             labels[label[1]] = _ESCAPE.sub(lambda m: _ESCAPES[m[0]], value) if "\\" in value else value
             position = label.end()
-        if rest[position : position + 1] != "}":
+        end = rest[position:].lstrip()
+        if not end.startswith("}"):
             raise _BadLineError("its labels are not well formed")
-        rest = rest[position + 1 :]
+        rest = end[1:]
     elif rest[:1] not in (" ", "\t"):
         raise _BadLineError("no value after the name")
     fields = rest.split()

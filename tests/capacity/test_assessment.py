@@ -1,0 +1,148 @@
+"""From one reading to everything that is said about an engine."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvheadroom.capacity.assessment import (
+    Assessment,
+    FleetAssessment,
+    Reading,
+    ReplicaAssessment,
+    assess,
+    withhold_stale,
+)
+from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
+from tests.capacity.facts_builder import facts
+
+# The pool of the recorded tiny server: 128 blocks of 32 tokens.
+SNAPSHOT = EngineSnapshot(
+    engine="0",
+    model_name="tiny",
+    num_blocks=128,
+    block_size=32,
+    attention_block_size=32,
+    pool_tokens=4096,
+    max_concurrency=2.0,
+    kv_usage_ratio=100 / 127,
+    echoed=EchoedFlags(kv_cache_dtype="auto", kv_cache_memory_bytes=4 << 20, block_size=32),
+)
+ODD_LENGTHS = (97, 1000, 262_144)
+
+
+def assess_at(snapshot: EngineSnapshot, engine_facts: EngineFacts | None = None) -> Assessment:
+    engine_facts = engine_facts or facts(gpu="cpu", echoed=snapshot.echoed)
+    return assess(Reading(facts=engine_facts, snapshot=snapshot, taken_at=1000.0), ODD_LENGTHS)
+
+
+def test_blocks_tokens_and_sessions_follow_vllms_block_arithmetic() -> None:
+    result = assess_at(SNAPSHOT)
+    seen = result.observation
+    assert (seen.num_blocks, seen.usable_blocks, seen.used_blocks, seen.free_blocks) == (128, 127, 100, 27)
+    assert (seen.used_tokens, seen.free_tokens) == (3200, 864)
+    assert seen.pool_bytes == 128 * 32 * 1024
+    rows = {row.session_tokens: row for row in result.sessions}
+    # 97 tokens take 4 blocks, 1,000 take 32, 2,048 (max_model_len) take 64; 262,144 would be refused.
+    assert {length: row.blocks_per_session for length, row in rows.items()} == {97: 4, 1000: 32, 2048: 64}
+    assert {length: row.headroom for length, row in rows.items()} == {97: 6, 1000: 0, 2048: 0}
+    assert {length: row.in_use for length, row in rows.items()} == {97: 25.0, 1000: 3.125, 2048: 1.5625}
+    assert {length: row.whole_sessions for length, row in rows.items()} == {97: 31, 1000: 3, 2048: 1}
+    assert rows[2048].observed == 2.0
+    assert rows[1000].observed == rows[1000].predicted == 4.0
+
+
+def test_prediction_and_observation_meet_exactly_and_the_difference_says_so() -> None:
+    difference = assess_at(SNAPSHOT).difference
+    assert difference is not None
+    assert (difference.tokens, difference.blocks, difference.bytes, difference.ratio) == (0, 0, 0, 0.0)
+
+
+def test_a_difference_is_observed_minus_predicted() -> None:
+    difference = assess_at(replace(SNAPSHOT, num_blocks=120, pool_tokens=3840)).difference
+    assert difference is not None
+    assert (difference.tokens, difference.blocks, difference.bytes) == (-256, -8, -8 * 32 * 1024)
+    assert difference.ratio == -0.0625
+
+
+WRONG = EngineSnapshot(
+    engine="0",
+    model_name="tiny",
+    num_blocks=999_983,
+    block_size=7,
+    attention_block_size=77,
+    pool_tokens=123_456_789,
+    max_concurrency=31_337.5,
+    kv_cache_dtype="fp8",
+    kv_usage_ratio=0.123,
+    requests_running=99.0,
+    requests_waiting=98.0,
+    preemptions_total=97.0,
+    prefix_cache_queries_total=96.0,
+    prefix_cache_hits_total=95.0,
+    prompt_tokens_total=94.0,
+    generation_tokens_total=93.0,
+    echoed=SNAPSHOT.echoed,
+)
+
+
+def test_a_prediction_does_not_move_when_every_result_of_the_engine_is_wrong() -> None:
+    same_facts = facts(gpu="cpu", echoed=SNAPSHOT.echoed)
+    true, wrong = assess_at(SNAPSHOT, same_facts), assess_at(WRONG, same_facts)
+    assert wrong.prediction == true.prediction
+    predicted = {row.session_tokens: row.predicted for row in true.sessions}
+    assert {row.session_tokens: row.predicted for row in wrong.sessions} == predicted
+    assert wrong.observation != true.observation
+
+
+def test_absent_gauges_stay_absent() -> None:
+    result = assess_at(EngineSnapshot(engine="1", echoed=SNAPSHOT.echoed))
+    seen = result.observation
+    assert (seen.num_blocks, seen.used_blocks, seen.free_blocks, seen.used_tokens) == (None,) * 4
+    assert all(row.observed is None and row.headroom is None for row in result.sessions)
+    assert all(row.predicted is not None for row in result.sessions)
+    assert result.difference is not None
+    assert result.difference.tokens is None
+
+
+def test_without_model_files_max_model_len_is_counted_from_vllms_own_concurrency() -> None:
+    unknown = replace(facts(gpu="cpu", echoed=SNAPSHOT.echoed), model=None)
+    result = assess_at(SNAPSHOT, unknown)
+    assert result.difference is None
+    assert [row.session_tokens for row in result.sessions] == [2048]
+    row = result.sessions[0]
+    assert (row.predicted, row.observed, row.headroom, row.in_use) == (None, 2.0, 0, 1.5625)
+    # One KV cache group, by the engine's own figures: 128 / 2.0 = 64 blocks = 2,048 / 32.
+    assert result.observation.used_tokens == 3200
+    assert result.observation.pool_bytes is None
+
+
+def test_a_pool_with_several_groups_has_no_used_tokens() -> None:
+    # Gemma3-like capture: 768 blocks of 32, max_concurrency 6.05 at 1,024 tokens -> 127 blocks a request, not 32.
+    swa = replace(
+        SNAPSHOT, num_blocks=768, pool_tokens=6192, max_concurrency=6.047244094488189, kv_usage_ratio=0.5
+    )
+    unknown = replace(facts(gpu="cpu", max_model_len=1024), model=None)
+    result = assess_at(swa, unknown)
+    assert result.observation.used_blocks == 384
+    assert result.observation.used_tokens is None
+    assert [row.blocks_per_session for row in result.sessions] == [127]
+
+
+@pytest.mark.parametrize("num_blocks", [None, 0, 1])
+def test_a_pool_without_a_usable_block_gives_no_usage(num_blocks: int | None) -> None:
+    seen = assess_at(replace(SNAPSHOT, num_blocks=num_blocks)).observation
+    assert (seen.usable_blocks, seen.used_blocks, seen.free_blocks) == (None, None, None)
+
+
+def test_numbers_older_than_three_ticks_are_withheld_and_nothing_else() -> None:
+    engine = assess_at(SNAPSHOT)
+    replica = ReplicaAssessment(
+        replica="a", url="http://a:1", interval_seconds=5.0, engines=(engine,), last_success_at=1000.0
+    )
+    other = replace(replica, replica="b", last_success_at=1014.0)
+    fleet = FleetAssessment((replica, other))
+    assert withhold_stale(fleet, 1015.0) == fleet
+    shown = withhold_stale(fleet, 1015.1)
+    assert [len(r.engines) for r in shown.replicas] == [0, 1]
+    assert [r.replica for r in shown.replicas] == ["a", "b"]

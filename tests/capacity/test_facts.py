@@ -1,0 +1,147 @@
+"""Where facts come from, what is assumed, and what is missing with its way out."""
+
+import pytest
+
+from kvheadroom.capacity.facts import (
+    MissingFact,
+    ModelFiles,
+    OperatorFacts,
+    Origin,
+    ServerAnswers,
+    resolve_facts,
+)
+from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.release_rules import parse_release, rules_for
+from tests.capacity.facts_builder import TINY_LLAMA, facts
+
+
+def test_a_flag_echoed_by_the_engine_wins_over_the_config_and_the_config_over_the_default() -> None:
+    both = facts(flags={"kv_cache_dtype": "fp8"}, echoed=EchoedFlags(kv_cache_dtype="fp8_e5m2"))
+    assert (both.kv_cache_dtype.value, both.kv_cache_dtype.origin) == ("fp8_e5m2", Origin.ECHOED)
+    config = facts(flags={"kv_cache_dtype": "fp8"})
+    assert (config.kv_cache_dtype.value, config.kv_cache_dtype.origin) == ("fp8", Origin.CONFIG)
+    default = facts()
+    assert (default.kv_cache_dtype.value, default.kv_cache_dtype.origin) == ("auto", Origin.DEFAULT)
+
+
+def test_max_model_len_is_the_servers_then_the_configs_then_the_models_own_as_an_assumption() -> None:
+    told = facts(flags={"max_model_len": 1024}, max_model_len=2048).max_model_len
+    configured = facts(flags={"max_model_len": 1024}, max_model_len=None).max_model_len
+    assumed = facts(max_model_len=None)
+    assert told is not None
+    assert configured is not None
+    assert assumed.max_model_len is not None
+    assert (told.value, told.assumed) == (2048, False)
+    assert (configured.value, configured.assumed) == (1024, False)
+    assert (assumed.max_model_len.value, assumed.max_model_len.assumed) == (32768, True)
+    assert "max_model_len" in dict(assumed.assumed())
+
+
+@pytest.mark.parametrize(
+    ("version", "utilization"), [("0.19.0", 0.9), ("0.20.0", 0.92), ("0.33.0", 0.92), (None, 0.92)]
+)
+def test_the_default_utilization_is_that_of_the_release(version: str | None, utilization: float) -> None:
+    assert facts(version=version).gpu_memory_utilization.value == utilization
+
+
+@pytest.mark.parametrize(
+    ("version", "release"),
+    [
+        ("0.32.0", (0, 32)),
+        ("v0.33.0", (0, 33)),
+        ("0.33.0rc1", (0, 33)),
+        ("0.11.2.dev5+gabc123", (0, 11)),
+        ("0.32", (0, 32)),
+        ("0.32.0+cpu", (0, 32)),
+        ("0.1.dev1+g0123", None),  # a build from source without tags
+        ("unknown", None),
+        ("", None),
+        ("12", None),
+    ],
+)
+def test_a_release_number_is_read_from_every_form_vllm_prints(
+    version: str, release: tuple[int, int] | None
+) -> None:
+    assert parse_release(version) == release
+
+
+@pytest.mark.parametrize("version", [None, "nightly", "0.34.0", "1.0.0"])
+def test_an_unknown_release_takes_the_newest_known_rules_and_says_so(version: str | None) -> None:
+    rules = rules_for(version)
+    assert rules.release == (0, 33)
+    assert rules.assumed_because is not None
+    assert "release" in dict(facts(version=version).assumed())
+    assert "release" not in dict(facts(version="0.33.1").assumed())
+
+
+def test_what_the_pool_needs_is_missing_only_where_no_flag_gives_it() -> None:
+    assert {m.fact for m in facts().missing} == {"hbm_bytes", "weights_bytes"}
+    assert {m.fact for m in facts(hbm_bytes=1, weights_bytes=1).missing} == set()
+    assert {m.fact for m in facts(gpu="cpu").missing} == {"kv_cache_memory_bytes"}
+    assert facts(echoed=EchoedFlags(kv_cache_memory_bytes=1 << 22)).missing == ()
+    assert facts(echoed=EchoedFlags(num_gpu_blocks_override=7)).missing == ()
+    for missing in facts().missing:
+        assert missing.way_out.startswith("set `")
+
+
+def test_a_gpu_of_the_catalogue_gives_its_cuda_total_marked_assumed() -> None:
+    b200 = facts(gpu="B200", weights_bytes=1)
+    assert b200.hbm_bytes is not None
+    assert b200.hbm_bytes.value == 182_642 * 2**20
+    assert "hbm_bytes" in dict(b200.assumed())
+    said = facts(gpu="B200", hbm_bytes=5, weights_bytes=1)
+    assert said.hbm_bytes is not None
+    assert said.hbm_bytes.value == 5
+    assert "hbm_bytes" not in dict(said.assumed())
+
+
+def test_the_default_block_size_is_that_of_the_platform() -> None:
+    assert facts().block_size.value == 16
+    assert facts(gpu="cpu").block_size.value == 128
+
+
+def test_every_flag_that_nobody_said_is_listed_as_assumed() -> None:
+    assumed = dict(facts(echoed=EchoedFlags(kv_cache_memory_bytes=1)).assumed())
+    assert {"platform", "tensor_parallel_size", "block_size", "kv_cache_dtype", "dtype"} <= set(assumed)
+    assert {"pipeline_parallel_size", "decode_context_parallel_size", "speculative_config"} <= set(assumed)
+    # The pool is given by a flag, so the terms of the memory sum are not part of this prediction.
+    assert "overhead_bytes" not in assumed
+    said = dict(
+        facts(
+            gpu="cpu",
+            flags={"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "block_size": 32},
+            echoed=EchoedFlags(kv_cache_memory_bytes=1),
+        ).assumed()
+    )
+    assert not {"platform", "tensor_parallel_size", "pipeline_parallel_size", "block_size"} & set(said)
+
+
+def test_the_overhead_is_a_guess_until_the_operator_says_one() -> None:
+    guess = facts(hbm_bytes=10**11, weights_bytes=1)
+    assert guess.overhead_bytes.value == 12 * 10**9
+    assert "overhead_bytes" in dict(guess.assumed())
+    said = facts(hbm_bytes=10**11, weights_bytes=1, overhead_bytes=7)
+    assert "overhead_bytes" not in dict(said.assumed())
+
+
+def test_a_model_folder_that_may_be_another_machines_is_an_assumption() -> None:
+    found = resolve_facts(
+        operator=OperatorFacts(flags={}),
+        answers=ServerAnswers(),
+        echoed=EchoedFlags(),
+        model_files=ModelFiles(folder="/m", config=TINY_LLAMA, assumed_because="the same files there"),
+    )
+    assert dict(found.assumed())["model_folder"] == "the same files there"
+
+
+def test_without_model_files_the_reason_is_kept() -> None:
+    reason = MissingFact("model_files", "because", "set `model: /path`")
+    found = resolve_facts(
+        operator=OperatorFacts(flags={}),
+        answers=ServerAnswers(max_model_len=5),
+        echoed=EchoedFlags(kv_cache_memory_bytes=1),
+        model_files=None,
+        model_files_missing=reason,
+    )
+    assert found.missing == (reason,)
+    assert found.model is None

@@ -1,0 +1,204 @@
+"""Predictions against vLLM's own planning functions, and the laws that any prediction keeps."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, ServerAnswers, resolve_facts
+from kvheadroom.capacity.prediction import Prediction, predict
+from kvheadroom.capacity.readings import EchoedFlags
+from tests.capacity.facts_builder import TINY_LLAMA, facts
+
+TRUTH = [json.loads(line) for line in (Path(__file__).parent / "truth.jsonl").read_text().splitlines()]
+
+# What this version says it cannot predict, and the word that its reason must hold.
+NOT_YET = {
+    "llama31-8b-tp1-nvfp4-b200": "nvfp4",
+    "llama31-70b-tp2-pp2": "pipeline_parallel_size",
+    "llama31-70b-tp1-pp3": "pipeline_parallel_size",
+    "llama31-405b-tp16-dcp2-b200": "decode_context_parallel_size",
+    "qwen3-235b-tp8-dcp2": "decode_context_parallel_size",
+    "llama31-8b-fp8-skip-layers": "kv_cache_dtype_skip_layers",
+    "llama31-8b-nvfp4-skip-layers": "kv_cache_dtype_skip_layers",
+    "llama31-8b-eagle3": "speculative_config",
+    "glm46-tp8-mtp1": "speculative_config",
+    "mistral-7b-v01-swa": "sliding window",
+    "ministral-8b-2410-interleaved": "sliding",
+    "phi3-mini-4k-swa": "sliding window",
+}
+
+
+def predict_row(row: dict[str, Any]) -> Prediction:
+    flags = {**row["flags"], "kv_cache_memory_bytes": row["available_bytes"]}
+    return predict(
+        resolve_facts(
+            operator=OperatorFacts(flags=flags),
+            answers=ServerAnswers(
+                version=row["vllm_version"], max_model_len=row["expected"]["max_model_len"]
+            ),
+            echoed=EchoedFlags(),
+            model_files=ModelFiles(folder="/m", config=row["config"]),
+        )
+    )
+
+
+@pytest.mark.parametrize("row", [r for r in TRUTH if r["id"] not in NOT_YET], ids=lambda row: row["id"])
+def test_prediction_equals_vllms_own_plan_to_the_block(row: dict[str, Any]) -> None:
+    prediction, expected = predict_row(row), row["expected"]
+    assert prediction.cannot_predict == ()
+    assert prediction.layout is not None
+    assert prediction.pool is not None
+    assert prediction.layout.block_size == expected["block_size"]
+    assert prediction.layout.bytes_per_block == expected["bytes_per_block"]
+    assert prediction.layout.bytes_per_token == expected["marginal_bytes_per_token_per_gpu"]
+    assert prediction.pool.num_blocks == expected["num_blocks"]
+    assert prediction.pool.pool_tokens == expected["kv_cache_size_tokens"]
+    assert prediction.pool.max_concurrency == expected["max_concurrency"]
+    for length, at_length in expected["at_len"].items():
+        assert prediction.layout.blocks_per_session(int(length)) == at_length["blocks_per_request"]
+
+
+@pytest.mark.parametrize("row", [r for r in TRUTH if r["id"] in NOT_YET], ids=lambda row: row["id"])
+def test_what_is_not_modelled_gives_a_reason_and_no_number(row: dict[str, Any]) -> None:
+    prediction = predict_row(row)
+    assert prediction.pool is None
+    assert prediction.layout is None
+    assert NOT_YET[row["id"]] in " ".join(prediction.cannot_predict)
+
+
+def test_every_family_that_is_claimed_stands_in_the_truth_table() -> None:
+    from kvheadroom.capacity.model_geometry import FULL_ATTENTION_ARCHITECTURES
+
+    held = {r["config"]["architectures"][0] for r in TRUTH if r["id"] not in NOT_YET}
+    assert held == FULL_ATTENTION_ARCHITECTURES
+
+
+def test_pool_bytes_are_what_utilization_weights_and_overhead_leave_of_hbm() -> None:
+    # ceil(100e9 x 0.9) = 90e9; weights 40e9 / 2 = 20e9; overhead 5e9 -> 65e9 bytes.
+    # TP 2: one KV head per GPU -> 512 B per token, 16 tokens a block -> 8,192 B; 65e9 // 8,192 = 7,934,570.
+    prediction = predict(
+        facts(
+            hbm_bytes=100_000_000_000,
+            weights_bytes=40_000_000_000,
+            overhead_bytes=5_000_000_000,
+            flags={"tensor_parallel_size": 2, "gpu_memory_utilization": 0.9},
+        )
+    )
+    assert prediction.budget is not None
+    assert prediction.pool is not None
+    assert prediction.budget.available_bytes == 65_000_000_000
+    assert [(t.term, t.bytes) for t in prediction.budget.terms] == [
+        ("hbm_total", 100_000_000_000),
+        ("outside_utilization", -10_000_000_000),
+        ("weights", -20_000_000_000),
+        ("overhead", -5_000_000_000),
+    ]
+    assert prediction.pool.num_blocks == 7_934_570
+    assert prediction.pool.pool_bytes + (prediction.pool.unused_bytes or 0) == 65_000_000_000
+
+
+def test_weights_that_fill_the_gpu_are_said_with_their_bytes() -> None:
+    prediction = predict(facts(hbm_bytes=10**10, weights_bytes=10**11, overhead_bytes=0))
+    assert prediction.pool is None
+    assert "100000000000 bytes per GPU" in " ".join(prediction.cannot_predict)
+
+
+def test_a_block_count_given_by_flag_replaces_the_memory_sum() -> None:
+    prediction = predict(facts(flags={"num_gpu_blocks_override": 128, "block_size": 32}))
+    assert prediction.pool is not None
+    assert (prediction.pool.num_blocks, prediction.pool.pool_tokens) == (128, 4096)
+
+
+def test_a_pool_smaller_than_one_block_is_no_pool() -> None:
+    prediction = predict(facts(flags={"kv_cache_memory_bytes": 16_383}))
+    assert prediction.pool is None
+    assert "less than one block of 16384 bytes" in " ".join(prediction.cannot_predict)
+
+
+@pytest.mark.parametrize(
+    ("change", "bytes_per_token"),
+    [
+        ({"torch_dtype": "float16"}, 1024),
+        ({"torch_dtype": "float32"}, 1024),  # vLLM runs a float32 checkpoint in 16 bits unless told otherwise
+        ({"torch_dtype": None}, 1024),
+        ({"num_key_value_heads": None}, 2048),  # MHA: as many K/V heads as heads
+        ({"num_key_value_heads": 1}, 512),  # MQA
+        ({"head_dim": None}, 1024),  # hidden_size 128 / 4 heads = 32
+        ({"use_sliding_window": False, "sliding_window": 64}, 1024),
+        ({"layer_types": ["full_attention"] * 4}, 1024),
+    ],
+)
+def test_config_json_fields_are_read_as_vllm_reads_them(change: dict[str, Any], bytes_per_token: int) -> None:
+    prediction = predict(facts(config={**TINY_LLAMA, **change}))
+    assert prediction.layout is not None
+    assert prediction.layout.bytes_per_token == bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architectures": None}, "names no architecture"),
+        ({"architectures": ["Gemma3ForCausalLM"]}, "Gemma3ForCausalLM are not known"),
+        ({"sliding_window": 64}, "sliding window of 64"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of type sliding_attention"),
+        ({"attention_chunk_size": 8192}, "attention_chunk_size 8192"),
+        ({"num_hidden_layers": "4"}, "`num_hidden_layers` is '4'"),
+        ({"num_hidden_layers": True}, "`num_hidden_layers` is True"),
+        ({"num_attention_heads": 0}, "`num_attention_heads` is 0"),
+        ({"hidden_size": None}, "`hidden_size` is None"),
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, "KV-cache scheme of its own"),
+    ],
+)
+def test_a_config_that_cannot_be_modelled_says_why(change: dict[str, Any], reason: str) -> None:
+    prediction = predict(facts(config={**TINY_LLAMA, **change}))
+    assert prediction.layout is None
+    assert reason in " ".join(prediction.cannot_predict)
+
+
+def test_a_declared_kv_scheme_is_no_obstacle_once_the_dtype_is_said() -> None:
+    config = {**TINY_LLAMA, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}
+    prediction = predict(facts(config=config, echoed=EchoedFlags(kv_cache_dtype="fp8_e4m3")))
+    assert prediction.layout is not None
+    assert prediction.layout.bytes_per_token == 512
+
+
+@given(
+    available=st.integers(2**20, 2**40),
+    more=st.integers(0, 2**40),
+    block_size=st.sampled_from([16, 32, 64, 128]),
+    tp=st.sampled_from([1, 2, 4, 8, 16]),
+    kv_heads=st.sampled_from([1, 2, 8, 12]),
+    length=st.integers(1, 200_000),
+)
+def test_more_memory_never_holds_fewer_tokens_and_longer_sessions_never_more(
+    available: int, more: int, block_size: int, tp: int, kv_heads: int, length: int
+) -> None:
+    config = {**TINY_LLAMA, "num_key_value_heads": kv_heads}
+
+    def plan(memory: int) -> Prediction:
+        flags = {"kv_cache_memory_bytes": memory, "block_size": block_size, "tensor_parallel_size": tp}
+        return predict(facts(config=config, flags=flags, max_model_len=length))
+
+    small, large = plan(available), plan(available + more)
+    assert small.layout is not None
+    if small.pool is None:
+        return
+    assert large.pool is not None
+    assert small.pool.num_blocks <= large.pool.num_blocks
+    assert small.pool.pool_bytes <= available < small.pool.pool_bytes + small.layout.bytes_per_block
+    assert small.pool.num_blocks / small.layout.blocks_per_session(length) >= (
+        small.pool.num_blocks / small.layout.blocks_per_session(length + 1)
+    )
+
+
+def test_facts_never_hold_a_result_of_the_engine() -> None:
+    names = set(EchoedFlags.__dataclass_fields__)
+    results = {"num_blocks", "num_gpu_blocks", "pool_tokens", "max_concurrency", "attention_block_size"}
+    assert not names & results
+    # Where the page does not say that the operator chose the block size, it is a result and not echoed.
+    assert replace(EchoedFlags(), kv_cache_dtype="auto").block_size is None

@@ -1,0 +1,92 @@
+"""What the end-to-end tests share.
+
+A vLLM start takes about a minute, so every server here lives for the whole session.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.end_to_end.prometheus_server import Binaries, Generation, PrometheusUnavailableError, find_binaries
+from tests.end_to_end.tiny_model import write_model
+from tests.end_to_end.vllm_environment import VllmUnavailableError, ensure_vllm
+from tests.end_to_end.vllm_server import Flags, VllmServer
+
+# 4 MiB are 128 blocks of 32 tokens at 1,024 bytes per token: small enough for a few clients to fill.
+TINY_GQA_FLAGS: Flags = {
+    "--load-format": "dummy",
+    "--dtype": "bfloat16",
+    "--enforce-eager": True,
+    "--seed": 0,
+    "--max-model-len": 2048,
+    "--block-size": 32,
+    "--kv-cache-memory-bytes": 4 * 1024 * 1024,
+    "--max-num-seqs": 64,
+    "--max-num-batched-tokens": 512,
+}
+
+Progress = Callable[[str], None]
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Without its environment a test is skipped on a developer's machine; in CI that is a failure."""
+    if os.environ.get("CI") == "true":
+        raise pytest.fail.Exception(reason, pytrace=False) from None
+    raise pytest.skip.Exception(reason) from None
+
+
+@pytest.fixture(scope="session")
+def progress(pytestconfig: pytest.Config) -> Progress:
+    """Prints a line past pytest's capture: a silent minute looks like a hang."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def show(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n  {line}", end="", flush=True)
+
+    return show
+
+
+@pytest.fixture(scope="session")
+def vllm_python(progress: Progress) -> Path:
+    try:
+        return ensure_vllm(progress)
+    except VllmUnavailableError as reason:
+        unavailable(str(reason))
+
+
+@pytest.fixture(scope="session")
+def tiny_gqa_server(
+    vllm_python: Path, tmp_path_factory: pytest.TempPathFactory, progress: Progress
+) -> Iterator[VllmServer]:
+    folder = tmp_path_factory.mktemp("tiny-gqa")
+    model_folder = write_model(folder / "gqa", "gqa")
+    server = VllmServer(vllm_python, model_folder, TINY_GQA_FLAGS, folder / "vllm.log", progress=progress)
+    with server:
+        yield server
+
+
+def _prometheus(generation: Generation) -> Binaries:
+    try:
+        return find_binaries(generation)
+    except PrometheusUnavailableError as reason:
+        unavailable(str(reason))
+
+
+@pytest.fixture(scope="session")
+def prometheus2() -> Binaries:
+    return _prometheus("2.x")
+
+
+@pytest.fixture(scope="session")
+def prometheus3() -> Binaries:
+    return _prometheus("3.x")
+
+
+@pytest.fixture(scope="session", params=["2.x", "3.x"])
+def each_prometheus(request: pytest.FixtureRequest) -> Binaries:
+    """Runs the test once with either generation."""
+    return _prometheus(request.param)

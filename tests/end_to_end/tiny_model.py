@@ -1,0 +1,80 @@
+"""Model folders small enough to serve on a CPU: a config and a tokenizer. vLLM makes up the weights."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+VOCABULARY_SIZE = 1024
+SPECIAL_TOKENS = {"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 3}
+
+MODEL_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    # Grouped-query attention. A token holds
+    # 4 layers x 2 (key and value) x 2 kv heads x 32 elements x 2 bytes = 1,024 bytes.
+    "gqa": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 32768,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": SPECIAL_TOKENS["<s>"],
+        "eos_token_id": SPECIAL_TOKENS["</s>"],
+        "pad_token_id": SPECIAL_TOKENS["<pad>"],
+    },
+}
+
+
+def write_model(folder: Path, name: str = "gqa") -> Path:
+    """Write the model called `name` into `folder`, which is made when absent, and return the folder."""
+    files = {
+        "config.json": MODEL_CONFIGS[name],
+        "generation_config.json": {
+            "bos_token_id": SPECIAL_TOKENS["<s>"],
+            "eos_token_id": SPECIAL_TOKENS["</s>"],
+            "pad_token_id": SPECIAL_TOKENS["<pad>"],
+        },
+        "tokenizer.json": _tokenizer(),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": 1 << 20,
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "unk_token": "<unk>",
+            "pad_token": "<pad>",
+            "chat_template": "{% for message in messages %}{{ message['content'] }} {% endfor %}",
+        },
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for file_name, content in files.items():
+        (folder / file_name).write_text(json.dumps(content, indent=1) + "\n")
+    return folder
+
+
+def _tokenizer() -> dict[str, Any]:
+    """One word per token ("w4", "w5", ...), in the form that the `tokenizers` library reads."""
+    vocabulary = SPECIAL_TOKENS | {
+        f"w{number}": number for number in range(len(SPECIAL_TOKENS), VOCABULARY_SIZE)
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    }

@@ -1,0 +1,170 @@
+"""The sampler stepped by hand: no clock, no sleep, no network."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvheadroom.capacity.assessment import ReplicaAssessment, SourceStatus, withhold_stale
+from kvheadroom.capacity.facts import MissingFact
+from kvheadroom.capacity.readings import (
+    EngineSnapshot,
+    FailureReason,
+    Scrape,
+    SourceFailure,
+    VllmPage,
+)
+from kvheadroom.monitor.board import Board
+from kvheadroom.monitor.sampler import ReplicaSampler, Resolution
+from tests.capacity.facts_builder import facts
+
+ENGINE = EngineSnapshot(engine="0", model_name="m", num_blocks=128, block_size=32, kv_usage_ratio=0.5)
+PAGE = VllmPage(format="text", engines=(ENGINE,), process_start_time_seconds=100.0)
+REFUSED = SourceFailure("metrics", FailureReason.REFUSED, "nothing listens there")
+
+
+class Outside:
+    """Two sources whose answers a test sets."""
+
+    def __init__(self) -> None:
+        self.answer: VllmPage | SourceFailure = PAGE
+        self.sources: tuple[SourceStatus, ...] = (SourceStatus(source="version", failure=None),)
+        self.resolved = 0
+        self.now = 1000.0
+        first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=5.0)
+        self.board = Board((first, replace(first, replica="other")))
+        self.sampler = ReplicaSampler(first, (1024,), self.fetch, self.resolve, self.board)
+
+    async def fetch(self) -> tuple[Scrape, VllmPage] | SourceFailure:
+        if isinstance(self.answer, SourceFailure):
+            return self.answer
+        return Scrape(b"", self.now, 0.01), self.answer
+
+    async def resolve(self, page: VllmPage) -> Resolution:
+        self.resolved += 1
+        return Resolution({e.engine: facts(gpu="cpu") for e in page.engines}, self.sources)
+
+    def tick(
+        self, answer: VllmPage | SourceFailure | None = None, *, after: float = 5.0
+    ) -> ReplicaAssessment:
+        self.now += after
+        if answer is not None:
+            self.answer = answer
+        asyncio.run(self.sampler.tick(self.now))
+        return self.board.fleet.replicas[0]
+
+
+@pytest.fixture
+def outside() -> Outside:
+    return Outside()
+
+
+def test_a_tick_publishes_the_replicas_engines_and_leaves_the_others_alone(outside: Outside) -> None:
+    replica = outside.tick()
+    assert [e.snapshot for e in replica.engines] == [ENGINE]
+    assert replica.last_success_at == outside.now
+    assert [(s.source, s.up) for s in replica.sources] == [("metrics", True), ("version", True)]
+    assert not outside.board.fleet.replicas[1].attempted
+
+
+def test_facts_are_asked_for_once_while_the_same_server_answers(outside: Outside) -> None:
+    for _ in range(5):
+        outside.tick(replace(PAGE, engines=(replace(ENGINE, kv_usage_ratio=0.9, preemptions_total=4.0),)))
+    assert outside.resolved == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PAGE, process_start_time_seconds=200.0),
+        replace(PAGE, engines=(replace(ENGINE, num_blocks=64),)),
+        replace(PAGE, engines=(replace(ENGINE, model_name="another"),)),
+        replace(PAGE, engines=(ENGINE, replace(ENGINE, engine="1"))),
+    ],
+)
+def test_facts_are_asked_for_again_when_another_server_answers(outside: Outside, other: VllmPage) -> None:
+    outside.tick()
+    outside.tick(other)
+    assert outside.resolved == 2
+
+
+def test_facts_are_asked_for_again_after_an_outage(outside: Outside) -> None:
+    outside.tick()
+    outside.tick(REFUSED)
+    outside.tick(PAGE)
+    assert outside.resolved == 2
+
+
+def test_a_source_of_facts_that_failed_is_asked_again_after_a_minute(outside: Outside) -> None:
+    failure = SourceFailure("models", FailureReason.HTTP_STATUS, "401")
+    outside.sources = (SourceStatus(source="models", failure=failure),)
+    replica = outside.tick()
+    assert [(s.source, s.up) for s in replica.sources] == [("metrics", True), ("models", False)]
+    outside.tick()
+    assert outside.resolved == 1
+    outside.tick(after=60.0)
+    assert outside.resolved == 2
+
+
+def test_a_failed_scrape_shows_at_once_and_its_numbers_go_after_three_ticks(outside: Outside) -> None:
+    outside.tick()
+    last = outside.now
+    for tick in range(1, 5):
+        replica = outside.tick(REFUSED)
+        assert [(s.source, s.up) for s in replica.sources] == [("metrics", False)]
+        shown = withhold_stale(outside.board.fleet, outside.now).replicas[0]
+        assert len(shown.engines) == (1 if tick <= 3 else 0), f"tick {tick}"
+    assert replica.last_success_at == last
+    assert replica.failures_total == ((("metrics", FailureReason.REFUSED), 4),)
+
+
+def test_failures_are_counted_by_source_and_reason_and_never_reset(outside: Outside) -> None:
+    outside.tick(REFUSED)
+    outside.tick(SourceFailure("metrics", FailureReason.TIMEOUT, "slow"))
+    outside.tick(PAGE)
+    outside.tick(REFUSED)
+    assert dict(outside.board.fleet.replicas[0].failures_total) == {
+        ("metrics", FailureReason.REFUSED): 2,
+        ("metrics", FailureReason.TIMEOUT): 1,
+    }
+
+
+def test_a_failure_is_said_once_and_not_at_every_tick(
+    outside: Outside, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        outside.tick(REFUSED)
+    assert [record.getMessage() for record in caplog.records] == ["replica r: nothing listens there"]
+
+
+def test_an_engine_that_vanishes_from_the_page_vanishes(outside: Outside) -> None:
+    outside.tick(replace(PAGE, engines=(ENGINE, replace(ENGINE, engine="1"))))
+    replica = outside.tick(PAGE)
+    assert [e.snapshot.engine for e in replica.engines] == ["0"]
+
+
+def test_a_fault_of_ours_ends_the_tick_and_not_the_monitor(
+    outside: Outside, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(_: VllmPage) -> Resolution:
+        raise ZeroDivisionError("a bug")
+
+    first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=0.01)
+    board = Board((first,))
+    sampler = ReplicaSampler(first, (1024,), outside.fetch, broken, board)
+
+    async def run() -> None:
+        task = asyncio.create_task(sampler.run())
+        while dict(board.fleet.replicas[0].failures_total).get(("metrics", FailureReason.INTERNAL), 0) < 2:  # noqa: ASYNC110  the board has no event
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert "a fault of kvheadroom" in str(board.fleet.replicas[0].sources[0].failure)
+    assert "please report it" in caplog.text
+
+
+def test_missing_facts_reach_the_board(outside: Outside) -> None:
+    replica = outside.tick()
+    assert [m.fact for m in replica.engines[0].facts.missing] == ["kv_cache_memory_bytes"]
+    assert all(isinstance(m, MissingFact) for m in replica.engines[0].facts.missing)

@@ -1,0 +1,75 @@
+"""A fleet with everything in it, made of recorded pages: what the outputs are tested on."""
+
+from dataclasses import replace
+
+from kvheadroom.capacity.assessment import (
+    FleetAssessment,
+    Reading,
+    ReplicaAssessment,
+    SourceStatus,
+    assess,
+)
+from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers, resolve_facts
+from kvheadroom.capacity.readings import FailureReason, SourceFailure, VllmPage
+from kvheadroom.sources.vllm_metrics import parse_page
+from tests.capacity.facts_builder import TINY_LLAMA
+from tests.conftest import capture
+
+NOW = 1_795_990_000.0
+UP = tuple(SourceStatus(source=s, failure=None) for s in ("metrics", "version", "models", "model_files"))
+
+
+def replica(
+    name: str, page_name: str, *, known_model: bool = True, age: float = 1.25, max_model_len: int = 2048
+) -> ReplicaAssessment:
+    page = parse_page(capture(page_name))
+    assert isinstance(page, VllmPage)
+    engines = tuple(
+        assess(
+            Reading(
+                facts=resolve_facts(
+                    operator=OperatorFacts(flags={}, gpu="cpu"),
+                    answers=ServerAnswers(version="0.32.0", model_root="tiny", max_model_len=max_model_len),
+                    echoed=engine.echoed,
+                    model_files=ModelFiles(folder="/models/gqa", config=TINY_LLAMA) if known_model else None,
+                    model_files_missing=MissingFact(
+                        "model_files", "the server names its model 'org/<b>tiny</b>'", "set `model: /path`"
+                    ),
+                ),
+                snapshot=engine,
+                taken_at=NOW - age,
+            ),
+            (1024, 262_144),
+        )
+        for engine in page.engines
+    )
+    return ReplicaAssessment(
+        replica=name,
+        url=f"http://{name}:8000",
+        interval_seconds=5.0,
+        sources=UP,
+        engines=engines,
+        scrape_duration_seconds=0.0153,
+        last_success_at=NOW - age,
+    )
+
+
+def fleet() -> FleetAssessment:
+    refused = SourceFailure(
+        "metrics",
+        FailureReason.REFUSED,
+        "GET http://down:8000/metrics: nothing listens there; is vLLM running?",
+    )
+    return FleetAssessment(
+        (
+            replica("gqa", "gqa_waiting_and_preempting"),
+            replica("dp2", "dp2.after", max_model_len=1024),
+            replica("hub", "gqa_light_steady", known_model=False),
+            replace(
+                replica("down", "gqa_idle_fresh", age=60.0),
+                sources=(SourceStatus(source="metrics", failure=refused),),
+                failures_total=((("metrics", FailureReason.REFUSED), 12),),
+            ),
+            ReplicaAssessment(replica="new", url="http://new:8000", interval_seconds=5.0),
+        )
+    )

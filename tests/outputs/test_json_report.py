@@ -1,0 +1,42 @@
+"""JSON: strict, whole numbers whole, absent null, every intermediate number there."""
+
+import json
+
+import pytest
+
+from kvheadroom.capacity.assessment import withhold_stale
+from kvheadroom.outputs.json_report import status_report, to_json
+from tests.outputs.fleet import NOW, fleet
+
+
+def test_the_status_report_has_every_station_of_every_engine() -> None:
+    report = json.loads(to_json(status_report(withhold_stale(fleet(), NOW), NOW, "a notice")))
+    assert report["notice"] == "a notice"
+    gqa, dp2, hub, down, new = report["replicas"]
+    assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0]
+    engine = gqa["engines"][0]
+    assert engine["predicted"]["pool_tokens"] == engine["observed"]["pool_tokens"] == 4096
+    assert engine["difference"] == {"pool_tokens": 0, "blocks": 0, "pool_bytes": 0, "ratio": 0}
+    assert engine["facts"]["kv_cache_memory_bytes"] == {
+        "value": 4194304,
+        "origin": "echoed by the engine",
+        "assumed": False,
+    }
+    assert [e["observed"]["blocks"] for e in dp2["engines"]] == [64, 64]
+    assert hub["engines"][0]["predicted"]["pool_tokens"] is None
+    assert hub["engines"][0]["missing_facts"][0]["fact"] == "model_files"
+    assert hub["engines"][0]["predicted"]["cannot_predict"]
+    assert (down["stale"], down["sources"][0]["reason"]) == (True, "refused")
+    assert (new["last_success_at"], new["sources"]) == (None, [])
+
+
+def test_whole_numbers_carry_no_point_and_others_keep_theirs() -> None:
+    assert to_json({"a": 2.0, "b": [0.5, 1e15], "c": None, "d": True}) == (
+        '{"a": 2, "b": [0.5, 1000000000000000], "c": null, "d": true}'
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_json_cannot_say_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"a": value})

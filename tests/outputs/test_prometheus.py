@@ -1,0 +1,121 @@
+"""Our own /metrics: every family from the catalogue, absent is absent, both formats, no duplicates."""
+
+import itertools
+import re
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
+from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, PREFIX
+from kvheadroom.outputs.prometheus import exposition
+from tests.conftest import Golden
+from tests.outputs.fleet import NOW, fleet
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def page(accept: str = "") -> str:
+    body, _ = exposition(withhold_stale(fleet(), NOW), NOW, accept)
+    return body.decode()
+
+
+def samples(text: str) -> Samples:
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in parse_text(text)
+        for s in family.samples
+    }
+
+
+def of(name: str, **labels: str) -> float | None:
+    found = [
+        value
+        for (n, have), value in samples(page()).items()
+        if n == PREFIX + name and labels.items() <= dict(have).items()
+    ]
+    assert len(found) <= 1, (name, labels, found)
+    return found[0] if found else None
+
+
+def test_the_page_is_as_committed(golden: Golden) -> None:
+    golden.check("metrics.txt", page())
+
+
+def test_every_family_of_the_catalogue_is_on_the_page_and_none_besides() -> None:
+    families = {family.name for family in parse_text(page())}
+    assert families == {metric.full_name.removesuffix("_total") for metric in CATALOGUE}
+
+
+def test_every_sample_carries_exactly_the_labels_of_the_catalogue() -> None:
+    labels = {metric.full_name: set(metric.labels) for metric in CATALOGUE}
+    for name, have in samples(page()):
+        assert set(dict(have)) == labels[name], name
+
+
+def test_a_sample_is_the_number_that_the_engine_said() -> None:
+    # gqa_waiting_and_preempting, read by hand: 128 blocks of 32; usage 125/127
+    assert of("observed_pool_tokens", replica="gqa") == 4096
+    assert of("observed_blocks", replica="gqa") == 128
+    assert of("used_blocks", replica="gqa") == 125
+    assert of("free_blocks", replica="gqa") == 2
+    assert of("predicted_pool_tokens", replica="gqa") == 4096
+    assert of("predicted_bytes_per_token", replica="gqa") == 1024
+    assert of("observed_pool_bytes", replica="gqa") == 4 * 2**20
+    assert of("observed_sessions", replica="gqa", session_tokens="2048") == 2.0
+    assert of("source_failures_total", replica="down", reason="refused") == 12
+    assert of("sample_age_seconds", replica="gqa") == 1.25
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    assert of("predicted_pool_tokens", replica="hub") is None
+    assert of("missing_fact", replica="hub", fact="model_files") == 1
+    assert of("observed_pool_tokens", replica="hub") == 4096
+    assert of("observed_pool_bytes", replica="hub") is None
+    assert of("kv_usage_ratio", replica="down") is None
+    assert of("sample_age_seconds", replica="down") is None
+    assert of("source_up", replica="down", source="metrics") == 0
+    assert of("source_up", replica="new", source="metrics") is None
+    # A session of 262,144 tokens is refused by a server with max_model_len 2,048.
+    assert of("observed_sessions", replica="gqa", session_tokens="262144") is None
+
+
+def test_two_engines_of_one_server_are_two_pools() -> None:
+    assert of("observed_blocks", replica="dp2", engine="0") == 64
+    assert of("observed_blocks", replica="dp2", engine="1") == 64
+
+
+def test_no_value_is_nan_infinite_or_negative() -> None:
+    for value in samples(page()).values():
+        assert 0 <= value < float("inf")
+
+
+def test_openmetrics_is_given_to_those_who_ask_for_it_with_the_same_samples() -> None:
+    body, content_type = exposition(fleet(), NOW, "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    text, plain_type = exposition(fleet(), NOW, "text/plain")
+    assert plain_type.startswith("text/plain")
+    opened = {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in parse_openmetrics(body.decode())  # type: ignore[no-untyped-call]
+        for s in family.samples
+    }
+    assert opened == samples(text.decode())
+
+
+def test_an_empty_fleet_still_says_which_version_runs() -> None:
+    body, _ = exposition(FleetAssessment(()), NOW, "")
+    assert re.findall(r"^kvheadroom_\w+", body.decode(), re.MULTILINE) == ["kvheadroom_build_info"]
+
+
+def test_names_follow_the_conventions() -> None:
+    names = [metric.name for metric in CATALOGUE]
+    assert len(names) == len(set(names))
+    for metric in CATALOGUE:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+        assert metric.help.endswith((".", ")"))
+        if "engine" in metric.labels:
+            assert metric.labels[:3] == ENGINE_LABELS
+    for one, other in itertools.combinations(names, 2):
+        assert one != f"{other}_total", "a counter and a gauge may not differ by _total alone"

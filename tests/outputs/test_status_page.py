@@ -1,0 +1,99 @@
+"""The page at `/`: what a person reads there."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
+from kvheadroom.outputs.status_page import count, percent, render_page, seconds, signed, size
+from tests.conftest import Golden
+from tests.outputs.fleet import NOW, fleet, replica
+
+
+class _Text(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words += data.split()
+
+
+def words(notice: str | None = None, shown: FleetAssessment | None = None) -> str:
+    parser = _Text()
+    parser.feed(render_page(withhold_stale(shown or fleet(), NOW), NOW, notice))
+    assert parser.open == []
+    return " ".join(parser.words)
+
+
+def test_the_page_is_as_committed(golden: Golden) -> None:
+    golden.check("status_page.html", render_page(withhold_stale(fleet(), NOW), NOW, None))
+
+
+def test_predicted_observed_and_difference_stand_side_by_side() -> None:
+    page = words(shown=FleetAssessment((replica("gqa", "gqa_idle_fresh"),)))
+    assert "tokens 4,096 4,096 0" in page
+    assert "blocks (with the null block) 128 128 0" in page
+    assert "bytes per GPU 4.00 MiB 4.00 MiB 0 B" in page
+    assert "1,024 tokens 4 4 0 3 32" in page
+    assert "+0.00 %" in page
+
+
+def test_the_prediction_shows_its_work() -> None:
+    page = words(shown=FleetAssessment((replica("gqa", "gqa_idle_fresh"),)))
+    assert "4 layers × 2 (K and V) × 2 KV heads per GPU × 32 × 2 B (bfloat16) = 1,024 B per token" in page
+    assert "kv_cache_memory_bytes: +4,194,304 B (echoed by the engine)" in page
+    assert "÷ 64 blocks per request of max_model_len (2,048 tokens) = 2.0000 requests = 4,096 tokens" in page
+    assert "tensor_parallel_size 1 (vLLM's default)" in page
+
+
+def test_a_missing_fact_comes_with_its_way_out_and_is_escaped() -> None:
+    html = render_page(fleet(), NOW, None)
+    assert "org/&lt;b&gt;tiny&lt;/b&gt;" in html
+    assert "<b>tiny</b>" not in html
+    assert "Way out: set `model: /path`" in words()
+
+
+def test_a_replica_that_is_down_says_why_and_shows_no_old_numbers() -> None:
+    page = words(shown=FleetAssessment((fleet().replicas[3],)))
+    assert "metrics down: refused. GET http://down:8000/metrics: nothing listens there" in page
+    assert "older than three scrapes" in page
+    assert "KV pool in use" not in page
+
+
+def test_a_replay_is_said_on_the_page() -> None:
+    assert "This is a replay" in words(notice="This is a replay")
+    assert "replay" not in words()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (count(None), "–"),
+        (count(1234567), "1,234,567"),
+        (count(3.0), "3"),
+        (count(1.5625), "1.56"),
+        (signed(-5), "-5"),
+        (signed(0), "0"),
+        (signed(2048), "+2,048"),
+        (percent(0.97637), "97.6 %"),
+        (percent(None), "–"),
+        (size(4 * 2**20), "4.00 MiB"),
+        (size(3 * 2**30 // 2), "1.50 GiB"),
+        (size(999), "999 B"),
+        (seconds(0.0153), "15 ms"),
+        (seconds(61.4), "61 s"),
+        (seconds(None), "never"),
+    ],
+)
+def test_numbers_are_written_for_people(text: str, expected: str) -> None:
+    assert text == expected

@@ -1,0 +1,207 @@
+"""GET with a deadline and a limit: each way a target can fail has its reason and its way out."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler
+
+import aiohttp
+import pytest
+
+from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure
+from kvheadroom.sources.http import Endpoint, fetch, open_session
+from kvheadroom.sources.vllm_server import fetch_server_answers
+from tests.doubles.http_server import http_server, text_answer
+
+
+def with_session(work: Callable[[aiohttp.ClientSession], Awaitable[object]]) -> object:
+    async def run() -> object:
+        async with open_session() as session:
+            return await work(session)
+
+    return asyncio.run(run())
+
+
+def get(url: str, *, timeout_seconds: float = 5.0, max_bytes: int = 1 << 20) -> Scrape | SourceFailure:
+    answer = with_session(
+        lambda session: fetch(
+            session,
+            Endpoint(url),
+            "/metrics",
+            source="metrics",
+            timeout_seconds=timeout_seconds,
+            max_bytes=max_bytes,
+        )
+    )
+    assert isinstance(answer, Scrape | SourceFailure)
+    return answer
+
+
+def failure(url: str, **limits: float) -> SourceFailure:
+    answer = get(url, **limits)  # type: ignore[arg-type]
+    assert isinstance(answer, SourceFailure), answer
+    assert answer.source == "metrics"
+    return answer
+
+
+def test_a_page_comes_with_its_time_and_duration() -> None:
+    before = time.time()
+    with http_server({"/metrics": text_answer("x 1\n")}) as (url, seen):
+        answer = get(url)
+    assert isinstance(answer, Scrape)
+    assert answer.body == b"x 1\n"
+    assert before <= answer.taken_at <= time.time()
+    assert 0 < answer.duration_seconds < 5
+    headers = seen[0][1]
+    assert headers["Accept-Encoding"] == "identity"
+    assert "Authorization" not in headers
+
+
+def test_nothing_listening_is_refused() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answer = failure(f"http://127.0.0.1:{port}")
+    assert answer.reason is FailureReason.REFUSED
+    assert f"127.0.0.1:{port}/metrics" in answer.detail
+
+
+def test_a_name_that_does_not_resolve_is_unreachable() -> None:
+    assert failure("http://no-such-host.invalid:1").reason is FailureReason.UNREACHABLE
+
+
+def test_a_target_that_accepts_and_never_answers_times_out() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        answer = failure(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_seconds=0.3)
+    assert answer.reason is FailureReason.TIMEOUT
+    assert "0.3 s" in answer.detail
+
+
+def test_a_body_that_trickles_for_ever_meets_the_total_deadline() -> None:
+    def trickle(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        for _ in range(40):
+            request.wfile.write(b"# another line\n")
+            request.wfile.flush()
+            time.sleep(0.05)
+
+    with http_server({"/metrics": trickle}) as (url, _):
+        assert failure(url, timeout_seconds=0.4).reason is FailureReason.TIMEOUT
+
+
+def test_a_body_over_the_limit_is_dropped_while_it_arrives() -> None:
+    sent = []
+
+    def flood(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        for _ in range(800):
+            request.wfile.write(b"x" * (1 << 16))
+            sent.append(1)
+
+    with http_server({"/metrics": flood}) as (url, _):
+        answer = failure(url, max_bytes=1 << 20)
+    assert answer.reason is FailureReason.TOO_LARGE
+    assert "larger than 1 MiB" in answer.detail
+    assert len(sent) < 800
+
+
+@pytest.mark.parametrize(
+    ("status", "word"),
+    [(401, "api_key_file"), (404, "is this vLLM's address"), (500, "status 500"), (503, "scales")],
+)
+def test_a_status_other_than_200_is_told_with_its_meaning(status: int, word: str) -> None:
+    with http_server({"/metrics": text_answer("no", status=status)}) as (url, _):
+        answer = failure(url)
+    assert answer.reason is FailureReason.HTTP_STATUS
+    assert word in answer.detail
+
+
+def test_a_redirect_is_not_followed() -> None:
+    def redirect(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", "/elsewhere")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with http_server({"/metrics": redirect, "/elsewhere": text_answer("x 1\n")}) as (url, seen):
+        answer = failure(url)
+    assert answer.reason is FailureReason.HTTP_STATUS
+    assert "redirects are not followed" in answer.detail
+    assert [path for path, _ in seen] == ["/metrics"]
+
+
+def test_compression_that_nobody_asked_for_is_refused() -> None:
+    def compressed(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Encoding", "gzip")
+        request.send_header("Content-Length", "3")
+        request.end_headers()
+        request.wfile.write(b"abc")
+
+    with http_server({"/metrics": compressed}) as (url, _):
+        assert failure(url).reason is FailureReason.BAD_ANSWER
+
+
+def test_half_a_page_is_a_bad_answer() -> None:
+    def half(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "1000")
+        request.end_headers()
+        request.wfile.write(b"vllm:num_requests_running 1\n")
+        request.close_connection = True
+
+    with http_server({"/metrics": half}) as (url, _):
+        assert failure(url).reason is FailureReason.BAD_ANSWER
+
+
+def test_https_to_a_plain_http_server_is_a_tls_failure_that_says_so() -> None:
+    with http_server({"/metrics": text_answer("x 1\n")}) as (url, _):
+        answer = failure(url.replace("http:", "https:"))
+    assert answer.reason is FailureReason.TLS
+    assert "plain http" in answer.detail
+
+
+MODELS = (
+    '{"data": [{"id": "lora", "root": "/lora", "parent": "m", "max_model_len": null},'
+    ' {"id": "m", "root": "/models/m", "parent": null, "max_model_len": 2048}]}'
+)
+
+
+def test_release_model_and_length_come_from_the_servers_own_routes() -> None:
+    answers = {"/version": text_answer('{"version": "0.32.0"}'), "/v1/models": text_answer(MODELS)}
+    with http_server(answers) as (url, seen):
+        result = with_session(
+            lambda session: fetch_server_answers(session, Endpoint(url, "s3cret"), timeout_seconds=5)
+        )
+    assert isinstance(result, tuple)
+    told, failures = result
+    assert (told.version, told.model_root, told.max_model_len) == ("0.32.0", "/models/m", 2048)
+    assert failures == {"version": None, "models": None}
+    # vLLM guards /v1 only: no other route is shown the key.
+    keys = {path: headers.get("Authorization") for path, headers in seen}
+    assert keys == {"/version": None, "/v1/models": "Bearer s3cret"}
+
+
+@pytest.mark.parametrize(
+    ("version", "models"),
+    [
+        ("[]", "[]"),
+        ("not json", "{}"),
+        ('{"version": 5}', '{"data": []}'),
+        ("[" * 100_000, '{"data": "x"}'),
+        ('{"v": 1}', '{"data": [1, {"parent": "m"}]}'),
+    ],
+)
+def test_answers_of_another_shape_are_failures_and_not_facts(version: str, models: str) -> None:
+    answers = {"/version": text_answer(version), "/v1/models": text_answer(models)}
+    with http_server(answers) as (url, _):
+        result = with_session(lambda session: fetch_server_answers(session, Endpoint(url), timeout_seconds=5))
+    assert isinstance(result, tuple)
+    told, failures = result
+    assert (told.version, told.model_root, told.max_model_len) == (None, None, None)
+    assert {f.reason for f in failures.values()} == {FailureReason.BAD_ANSWER}

@@ -1,0 +1,287 @@
+"""The page scanner against the official parser, on every recorded page and on pages gone wrong."""
+
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from kvheadroom.capacity.readings import FailureReason, ProblemReason, SourceFailure, VllmPage
+from kvheadroom.outputs.json_report import inspect_report, to_json
+from kvheadroom.sources.vllm_metrics import parse_page
+from tests.conftest import capture, capture_names
+
+PAGE = """\
+# HELP vllm:kv_cache_usage_perc KV-cache usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_preemptions_total{engine="0",model_name="m"} 1e2
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="100"} 1.0
+"""
+
+
+def read(body: bytes | str) -> VllmPage:
+    page = parse_page(body.encode() if isinstance(body, str) else body)
+    assert isinstance(page, VllmPage), page
+    return page
+
+
+def oracle(body: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of a page, by the official parser."""
+    text = body.decode()
+    if text.rstrip().endswith("# EOF"):
+        # prometheus_client emits `# TYPE vllm:x` before samples `vllm_x`, which its own parser refuses.
+        text = text.replace(" vllm:", " vllm_")
+        families = parse_openmetrics(text)  # type: ignore[no-untyped-call]
+    else:
+        families = parse_text(text)
+    return {
+        (sample.name.replace("vllm_", "vllm:", 1), tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.endswith("_bucket")
+    }
+
+
+def expected_report(body: bytes) -> list[dict[str, Any]]:
+    """What `inspect --json` must say, made from the official parser's samples alone."""
+    samples = oracle(body)
+    infos = {
+        dict(labels)["engine"]: dict(labels) for name, labels in samples if name == "vllm:cache_config_info"
+    }
+
+    def number(text: str | None) -> int | float | None:
+        if text in (None, "None"):
+            return None
+        value = float(text or "")
+        return int(value) if value.is_integer() else value
+
+    engines = []
+    for engine, info in sorted(infos.items()):
+        model_names = {
+            dict(labels).get("model_name")
+            for name, labels in samples
+            if dict(labels).get("engine") == engine and name.startswith("vllm:num_preemptions")
+        }
+        (model_name,) = model_names
+
+        def value(name: str, engine: str = engine, **more: str) -> int | float | None:
+            found = [
+                v
+                for (n, labels), v in samples.items()
+                if n == f"vllm:{name}"
+                and dict(labels)["engine"] == engine
+                and more.items() <= dict(labels).items()
+            ]
+            if not found:
+                return None
+            return int(found[0]) if found[0].is_integer() else found[0]
+
+        blocks = number(info.get("num_gpu_blocks"))
+        engines.append(
+            {
+                "engine": engine,
+                "model_name": model_name,
+                "num_blocks": None if blocks is None else blocks // len(infos),
+                "block_size": number(info.get("block_size")),
+                "pool_tokens": number(info.get("kv_cache_size_tokens")),
+                "max_concurrency": number(info.get("kv_cache_max_concurrency")),
+                "kv_cache_dtype": info.get("cache_dtype"),
+                "kv_usage_ratio": value("kv_cache_usage_perc"),
+                "requests_running": value("num_requests_running"),
+                "requests_waiting": value("num_requests_waiting"),
+                "requests_waiting_by_reason": {
+                    "capacity": value("num_requests_waiting_by_reason", reason="capacity"),
+                    "deferred": value("num_requests_waiting_by_reason", reason="deferred"),
+                },
+                "preemptions_total": value("num_preemptions_total"),
+                "prefix_cache_queries_total": value("prefix_cache_queries_total"),
+                "prefix_cache_hits_total": value("prefix_cache_hits_total"),
+                "external_prefix_cache_queries_total": value("external_prefix_cache_queries_total"),
+                "external_prefix_cache_hits_total": value("external_prefix_cache_hits_total"),
+                "prompt_tokens_total": value("prompt_tokens_total"),
+                "generation_tokens_total": value("generation_tokens_total"),
+            }
+        )
+    return engines
+
+
+def test_there_are_recorded_pages() -> None:
+    assert len(capture_names()) == 22
+
+
+@pytest.mark.parametrize("name", capture_names())
+def test_every_recorded_page_reads_as_the_official_parser_reads_it(name: str) -> None:
+    body = capture(name)
+    report = json.loads(to_json(inspect_report("page", read(body))))
+    assert report["engines"] == expected_report(body)
+    assert report["problems"] == []
+    assert report["format"] == ("openmetrics" if name == "gqa_openmetrics" else "text")
+    assert ".0," not in to_json(report)
+
+
+def test_a_data_parallel_page_that_says_128_gives_each_of_two_engines_64_blocks() -> None:
+    engines = read(capture("dp2.after")).engines
+    assert [(e.engine, e.num_blocks, e.pool_tokens) for e in engines] == [("0", 64, 2048), ("1", 64, 2048)]
+
+
+def test_gauges_that_were_never_set_are_absent_and_not_zero() -> None:
+    for engine in read(capture("dp2.idle")).engines:
+        assert engine.kv_usage_ratio is None
+        assert engine.requests_running is None
+        assert engine.preemptions_total == 0
+
+
+def test_a_block_size_is_a_flag_only_where_the_operator_chose_it() -> None:
+    chosen = read(capture("gqa_idle_fresh")).engines[0]
+    assert (chosen.block_size, chosen.echoed.block_size) == (32, 32)
+    # vLLM raised the block size of this hybrid model to 256 on its own.
+    resolved = read(PAGE).engines[0]
+    assert (resolved.block_size, resolved.echoed.block_size) == (16, None)
+
+
+def test_flags_that_the_engine_echoes_are_read() -> None:
+    echoed = read(capture("gqa_idle_fresh")).engines[0].echoed
+    assert echoed.kv_cache_dtype == "auto"
+    assert echoed.gpu_memory_utilization == 0.92
+    assert echoed.kv_cache_memory_bytes == 4_194_304
+    assert echoed.num_gpu_blocks_override is None
+    assert echoed.enable_prefix_caching is True
+    assert echoed.kv_cache_dtype_skip_layers == ()
+
+
+def test_the_start_time_is_read_where_the_page_has_one() -> None:
+    assert read(capture("gqa_idle_fresh")).process_start_time_seconds == 1.79598932443e09
+    assert read(capture("dp2.idle")).process_start_time_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ('vllm:num_requests_waiting{engine="0"} 7', "requests_waiting", 7.0),
+        ('vllm:num_requests_waiting{ engine = "0" , model_name = "m", } 7', "requests_waiting", 7.0),
+        ('vllm:num_requests_waiting{engine="0"}\t7 1700000000000', "requests_waiting", 7.0),
+        ("vllm:num_requests_waiting 7", "requests_waiting", 7.0),
+        ('vllm_num_requests_waiting{engine="0"} 7', "requests_waiting", 7.0),
+        ('vllm:num_requests_waiting{engine="0"} 7\r', "requests_waiting", 7.0),
+        ('vllm:prompt_tokens_total{engine="0"} 1.5e+06', "prompt_tokens_total", 1.5e6),
+        (
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 2',
+            "requests_waiting_deferred",
+            2.0,
+        ),
+    ],
+)
+def test_every_legal_way_to_write_a_sample_is_read(line: str, field: str, value: float) -> None:
+    page = read(PAGE + line + "\n")
+    assert getattr(page.engines[0], field) == value
+    assert page.problems == ()
+
+
+def test_escapes_in_labels_are_undone() -> None:
+    page = read('vllm:num_requests_running{engine="0",model_name="a\\"b\\\\c\\nd}, e"} 1\n')
+    assert page.engines[0].model_name == 'a"b\\c\nd}, e'
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('vllm:num_requests_waiting{engine="0"} -1', ProblemReason.BAD_VALUE),
+        ('vllm:num_requests_waiting{engine="0"} NaN', ProblemReason.BAD_VALUE),
+        ('vllm:num_requests_waiting{engine="0"} +Inf', ProblemReason.BAD_VALUE),
+        ('vllm:num_requests_waiting{engine="0"} many', ProblemReason.BAD_LINE),
+        ('vllm:num_requests_waiting{engine="0"} 1_0', ProblemReason.BAD_LINE),
+        ('vllm:num_requests_waiting{engine="0"}', ProblemReason.BAD_LINE),
+        ('vllm:num_requests_waiting{engine="0', ProblemReason.BAD_LINE),
+        ("vllm:num_requests_waiting{engine=0} 1", ProblemReason.BAD_LINE),
+    ],
+)
+def test_a_line_or_value_that_cannot_be_true_is_dropped_and_reported(
+    line: str, reason: ProblemReason
+) -> None:
+    page = read(PAGE + line + "\n")
+    assert page.engines[0].requests_waiting is None
+    assert page.engines[0].requests_running == 3.0
+    assert [problem.reason for problem in page.problems] == [reason]
+
+
+@pytest.mark.parametrize("usage", ["-0.3875", "1.01", "nan"])
+def test_a_usage_outside_0_to_1_is_no_usage(usage: str) -> None:
+    page = read(PAGE.replace("} 0.5", f"}} {usage}"))
+    assert page.engines[0].kv_usage_ratio is None
+    assert page.problems[0].reason is ProblemReason.BAD_VALUE
+
+
+def test_a_usage_of_exactly_1_is_a_full_pool() -> None:
+    assert read(PAGE.replace("} 0.5", "} 1.0")).engines[0].kv_usage_ratio == 1.0
+
+
+def test_a_gauge_once_per_process_counts_once_with_the_largest_value() -> None:
+    lines = "".join(
+        f'vllm:num_requests_waiting{{engine="0",model_name="m",pid="{pid}"}} {value}\n'
+        for pid, value in ((11, 0), (12, 5), (13, 0))
+    )
+    page = read(PAGE + lines)
+    assert page.engines[0].requests_waiting == 5.0
+    assert {problem.reason for problem in page.problems} == {ProblemReason.DUPLICATE_SERIES}
+
+
+def test_the_new_name_of_the_usage_wins_over_the_old_one_in_either_order() -> None:
+    old = 'vllm:gpu_cache_usage_perc{engine="0",model_name="m"} 0.25\n'
+    assert read(old).engines[0].kv_usage_ratio == 0.25
+    assert read(PAGE + old).engines[0].kv_usage_ratio == 0.5
+    assert read(old + PAGE).engines[0].kv_usage_ratio == 0.5
+    assert read(old + PAGE).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b"", "empty"),
+        (b"<!DOCTYPE html><html></html>", "HTML"),
+        (b"# HELP python_info x\n# TYPE python_info gauge\npython_info 1\n", "without any vllm: metric"),
+        (b'{"detail":"Not Found"}', "no metrics page"),
+        (bytes(range(256)), "no metrics page"),
+    ],
+)
+def test_what_is_no_vllm_page_is_a_failure_that_says_what_it_is(body: bytes, word: str) -> None:
+    failure = parse_page(body)
+    assert isinstance(failure, SourceFailure)
+    assert failure.reason is FailureReason.NOT_VLLM
+    assert word in failure.detail
+
+
+def test_a_page_that_declares_vllms_metrics_without_samples_is_vllm_still_starting() -> None:
+    page = read("# HELP vllm:kv_cache_usage_perc KV\n# TYPE vllm:kv_cache_usage_perc gauge\n")
+    assert page.engines == ()
+    assert [problem.reason for problem in page.problems] == [ProblemReason.NO_ENGINE_SERIES]
+
+
+def test_a_page_cut_off_anywhere_is_read_without_a_fault_of_ours() -> None:
+    body = capture("gqa_preempting")
+    whole = read(body)
+    for end in range(0, len(body), 997):
+        page = parse_page(body[:end])
+        if isinstance(page, VllmPage) and page.engines:
+            for field in ("preemptions_total", "kv_usage_ratio"):
+                # A cut may shorten the last number, so only a line that is whole counts.
+                if (
+                    body[:end]
+                    .rpartition(b"\n")[0]
+                    .count(
+                        b"vllm:"
+                        + {
+                            "preemptions_total": b"num_preemptions_total{",
+                            "kv_usage_ratio": b"kv_cache_usage_perc{",
+                        }[field]
+                    )
+                ):
+                    assert getattr(page.engines[0], field) == getattr(whole.engines[0], field)
+
+
+def test_none_in_the_info_metric_is_absent() -> None:
+    info = read(PAGE.replace('num_gpu_blocks="100"', 'num_gpu_blocks="None"')).engines[0]
+    assert info.num_blocks is None
+    assert info.block_size == 16

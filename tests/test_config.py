@@ -1,0 +1,120 @@
+"""The config file: what is accepted, and the sentence for each fault."""
+
+from pathlib import Path
+
+import pytest
+
+from kvheadroom.config import Config, ConfigError, load_config, validate_config
+
+
+def load(tmp_path: Path, text: str) -> Config:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    return load_config(file)
+
+
+def fault(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, text)
+    return str(error.value).replace(str(tmp_path), "")
+
+
+def test_every_setting_is_read(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+scrape_interval: 500ms
+session_tokens: [131072, 262144]
+overhead_gb: 7.5
+replicas:
+  - url: http://a:8000/
+    name: glm-a
+    model: /models/glm
+    weights_bytes: 464115778000
+    gpu: b200
+    hbm_bytes: 191000000000
+    api_key_file: /run/secrets/key
+    flags: {tensor_parallel_size: 8, kv_cache_dtype: fp8, gpu_memory_utilization: 0.95}
+  - url: https://b/prefix/
+""",
+    )
+    assert config.scrape_interval == 0.5
+    assert config.session_tokens == (131072, 262144)
+    assert config.overhead_gb == 7.5
+    a, b = config.replicas
+    assert (a.replica, a.url, a.gpu) == ("glm-a", "http://a:8000", "B200")
+    assert a.flags.model_dump(exclude_none=True) == {
+        "tensor_parallel_size": 8,
+        "kv_cache_dtype": "fp8",
+        "gpu_memory_utilization": 0.95,
+    }
+    assert (b.replica, b.url) == ("b/prefix", "https://b/prefix")
+
+
+def test_defaults_are_those_of_the_reference(tmp_path: Path) -> None:
+    config = load(tmp_path, "replicas: [{url: 'http://h:1'}]")
+    assert (config.scrape_interval, config.session_tokens) == (5.0, (262144,))
+    assert config.replicas[0].replica == "h:1"
+
+
+REPLICA = "replicas: [{url: 'http://h:1'}]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"),
+        ("[1]", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"),
+        ("replicas: []", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"),
+        ("{}", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"),
+        (REPLICA + "scrape_intervall: 5s", "/c.yaml: scrape_intervall: there is no such setting; did you mean `scrape_interval`?"),
+        (REPLICA + "scrape_interval: 5", "/c.yaml: scrape_interval: 5 is no duration; write a number with its unit, e.g. 5s or 1m"),
+        (REPLICA + "scrape_interval: 5 minutes", "/c.yaml: scrape_interval: '5 minutes' is no duration; write a number with its unit, e.g. 5s or 1m"),
+        (REPLICA + "scrape_interval: 1ms", "/c.yaml: scrape_interval: input should be greater than or equal to 0.1, got '1ms'"),
+        (REPLICA + "session_tokens: [0]", "/c.yaml: session_tokens[0]: input should be greater than 0, got 0"),
+        (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: input should be a valid integer, got '256K'"),
+        ("replicas: [{url: 'host:8000'}]", "/c.yaml: replicas[0].url: 'host:8000' is no server's address; write e.g. http://host:8000"),
+        ("replicas: [{url: 'http://u:p@h:1'}]", "/c.yaml: replicas[0].url: an address may not hold a user or password: it is shown on pages and in metrics"),
+        ("replicas: [{url: 'http://h:99999'}]", "/c.yaml: replicas[0].url: 'http://h:99999' is no server's address; write e.g. http://host:8000"),
+        ("replicas: [{url: 'http://h:1/metrics'}]", "/c.yaml: replicas[0].url: give the server's address without /metrics"),
+        ("replicas: [{name: a}]", "/c.yaml: replicas[0].url: field required, got {'name': 'a'}"),
+        ("replicas: [{url: 'http://h:1', gpu: B999}]", "/c.yaml: replicas[0].gpu: 'B999' is not in the catalogue (A100-80GB, H100, H200, B200, CPU); for another GPU leave `gpu` out and set `hbm_bytes`"),
+        ("replicas: [{url: 'http://h:1', flags: {tensor-parallel-size: 2}}]", "/c.yaml: replicas[0].flags.tensor-parallel-size: there is no such setting; did you mean `tensor_parallel_size`?"),
+        ("replicas: [{url: 'http://h:1', flags: {tensor_parallel_size: '8'}}]", "/c.yaml: replicas[0].flags.tensor_parallel_size: input should be a valid integer, got '8'"),
+        ("replicas: [{url: 'http://h:1', flags: {gpu_memory_utilization: 92}}]", "/c.yaml: replicas[0].flags.gpu_memory_utilization: input should be less than or equal to 1, got 92"),
+        ("replicas: [{url: 'http://h:1'}, {url: 'http://h:1/'}]", "/c.yaml: replicas[0] and replicas[1] are both called 'h:1'; give each its own `name`"),
+    ],
+)  # fmt: skip
+def test_a_fault_names_its_place_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
+    assert fault(tmp_path, text) == message
+
+
+def test_several_faults_are_all_told(tmp_path: Path) -> None:
+    assert len(fault(tmp_path, "a: 1\nb: 2\nreplicas: [{url: x}]").splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a: 1\na: 2", "the key `a` is given twice"),
+        ("a: &x [1]\nb: *x", "aliases (*name) are not allowed here"),
+        ("a: [1", "is no valid YAML"),
+        ("a: !!python/object/apply:os.system [x]", "is no valid YAML"),
+        ("[" * 10_000, "is "),
+    ],
+)
+def test_yaml_that_would_surprise_is_refused(tmp_path: Path, text: str, word: str) -> None:
+    assert word in fault(tmp_path, text)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        load_config(tmp_path / "nowhere.yaml")
+    (tmp_path / "latin").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        load_config(tmp_path / "latin")
+
+
+def test_targets_of_the_command_line_are_checked_like_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"--target: replicas\[0\]\.url"):
+        validate_config({"replicas": [{"url": "nonsense"}]}, "--target")

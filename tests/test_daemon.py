@@ -1,0 +1,243 @@
+"""The daemon as a process: demo and serve, over HTTP, with targets that misbehave."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import capture
+from tests.daemon import COMMAND, daemon, wait_for
+from tests.doubles.http_server import Answer, http_server, text_answer
+
+SHIPPED_MODEL = Path(__file__).parents[1] / "exporter" / "kvheadroom" / "recordings" / "tiny-llama"
+
+
+def models(root: str, max_model_len: int = 2048) -> Answer:
+    entry = {"id": "tiny", "root": root, "parent": None, "max_model_len": max_model_len}
+    return text_answer(json.dumps({"data": [entry]}))
+
+
+def vllm_answers(page: str = "gqa_light_steady", root: str = str(SHIPPED_MODEL)) -> dict[str, Answer]:
+    return {
+        "/metrics": text_answer(capture(page)),
+        "/version": text_answer('{"version": "0.32.0"}'),
+        "/v1/models": models(root),
+    }
+
+
+def config_file(folder: Path, text: str) -> Path:
+    file = folder / "kvheadroom.yaml"
+    file.write_text("scrape_interval: 200ms\n" + text)
+    return file
+
+
+def test_the_demo_replays_and_says_so_on_page_and_terminal_and_ends_within_a_second() -> None:
+    with daemon("demo") as demo:
+        assert "This is a replay of a recording, not a live server: vLLM 0.32.0 on a CPU" in demo.output
+        wait_for(lambda: demo.value("kvheadroom_observed_pool_tokens") == 12288, "the replayed pool")
+        assert demo.value("kvheadroom_predicted_pool_tokens", replica="replay") == 12288
+        page = demo.get("/").text
+        assert "This is a replay of a recording, not a live server" in page
+        assert demo.get("/api/v1/status").json()["notice"].startswith("This is a replay")
+        code, took = demo.stop(signal.SIGINT)
+    assert code == 0
+    assert took < 1.0
+    assert "Traceback" not in demo.output
+
+
+def test_the_demo_stays_on_this_machine() -> None:
+    run = subprocess.run(
+        [*COMMAND, "demo", "--web.listen-address", ":9878"], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "the demo stays on this machine; use 127.0.0.1:PORT" in run.stderr
+
+
+def test_one_target_is_enough() -> None:
+    with http_server(vllm_answers()) as (url, _), daemon("serve", "--target", url) as serve:
+        replica = url.removeprefix("http://")
+        wait_for(lambda: serve.get("/-/ready").status_code == 200, "readiness")
+        assert serve.value("kvheadroom_predicted_blocks", replica=replica, engine="0") == 128
+        assert serve.value("kvheadroom_observed_blocks", replica=replica, engine="0") == 128
+        assert serve.value("kvheadroom_missing_fact") is None
+        for path, word in (
+            ("/", "Engine 0"),
+            ("/metrics", "kvheadroom_build_info"),
+            ("/-/healthy", "healthy"),
+            ("/-/ready", "ready"),
+            ("/api/v1/status", '"replicas"'),
+            ("/runbooks/KvPoolNearlyExhausted", "Mitigation"),
+        ):
+            answer = serve.get(path)
+            assert (answer.status_code, word in answer.text) == (200, True), path
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert serve.get("/nowhere").status_code == 404
+        assert serve.get("/runbooks/NoSuchAlert").status_code == 404
+        assert serve.stop(signal.SIGTERM)[0] == 0
+
+
+def test_before_the_first_scrape_it_is_healthy_but_not_ready() -> None:
+    def slow(request: BaseHTTPRequestHandler) -> None:
+        time.sleep(2)
+        text_answer("")(request)
+
+    with http_server({"/metrics": slow}) as (url, _), daemon("serve", "--target", url) as serve:
+        assert serve.get("/-/healthy").status_code == 200
+        answer = serve.get("/-/ready")
+        assert answer.status_code == 503
+        assert "not scraped yet" in answer.text
+
+
+def test_without_the_model_folder_the_observed_part_works_and_the_way_out_is_told(tmp_path: Path) -> None:
+    with (
+        http_server(vllm_answers(root="org/some-model")) as (url, _),
+        daemon(
+            "serve", "--config", config_file(tmp_path, f"replicas: [{{url: '{url}', gpu: CPU}}]")
+        ) as serve,
+    ):
+        wait_for(lambda: serve.value("kvheadroom_observed_pool_tokens") == 4096, "the observed pool")
+        assert serve.value("kvheadroom_predicted_pool_tokens") is None
+        assert serve.value("kvheadroom_missing_fact", fact="model_files") == 1
+        assert serve.value("kvheadroom_sessions_headroom", session_tokens="2048") == 0
+        page = serve.get("/").text
+        assert "org/some-model" in page
+        assert "set `model: /path/to/the/model`" in page
+
+
+def test_the_operators_model_folder_and_flags_are_used(tmp_path: Path) -> None:
+    text = (
+        f"replicas: [{{url: '%s', name: mine, model: '{SHIPPED_MODEL}', gpu: CPU,"
+        " flags: {tensor_parallel_size: 2}}]"
+    )
+    with (
+        http_server(vllm_answers(root="org/some-model")) as (url, _),
+        daemon("serve", "--config", config_file(tmp_path, text % url)) as serve,
+    ):
+        # One KV head per GPU of two: half the bytes per token, twice the blocks of the 4 MiB.
+        wait_for(lambda: serve.value("kvheadroom_predicted_blocks", replica="mine") == 256, "the prediction")
+        assert serve.value("kvheadroom_predicted_bytes_per_token") == 512
+        assert serve.value("kvheadroom_observed_blocks") == 128
+
+
+def test_a_target_that_goes_away_is_down_within_a_tick_and_its_numbers_go_after_three(tmp_path: Path) -> None:
+    answers = vllm_answers()
+    with http_server(answers) as (url, _):
+        config = config_file(tmp_path, f"replicas: [{{url: '{url}', name: r}}]")
+        with daemon("serve", "--config", config) as serve:
+            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is not None, "usage")
+            answers["/metrics"] = text_answer("going down", status=503)
+            wait_for(lambda: serve.value("kvheadroom_source_up", source="metrics") == 0, "source down")
+            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is None, "withholding", seconds=3)
+            assert serve.value("kvheadroom_sample_age_seconds") is None
+            reason = {"source": "metrics", "reason": "http_status"}
+            assert (serve.value("kvheadroom_source_failures_total", **reason) or 0) >= 3
+            assert "older than three scrapes" in serve.get("/").text
+            answers["/metrics"] = text_answer(capture("gqa_heavy"))
+            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is not None, "recovery")
+            assert serve.alive
+
+
+def test_a_hanging_target_delays_nobody_else(tmp_path: Path) -> None:
+    with socket.socket() as silent, http_server(vllm_answers()) as (url, _):
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        hung = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        config = config_file(
+            tmp_path, f"replicas: [{{url: '{hung}', name: hung}}, {{url: '{url}', name: good}}]"
+        )
+        with daemon("serve", "--config", config) as serve:
+            wait_for(
+                lambda: serve.value("kvheadroom_source_failures_total", replica="hung", reason="timeout"),
+                "the timeout",
+            )
+            ages = [serve.value("kvheadroom_sample_age_seconds", replica="good") for _ in range(10)]
+            assert all(age is not None and age < 0.6 for age in ages), ages
+            assert serve.value("kvheadroom_kv_usage_ratio", replica="hung") is None
+            assert serve.stop()[1] < 1.0
+
+
+def test_the_api_key_is_sent_to_v1_and_is_nowhere_to_be_seen(tmp_path: Path) -> None:
+    secret = "sk-never-shown-5c1f"  # noqa: S105
+    (tmp_path / "key").write_text(secret + "\n")
+
+    def guarded(request: BaseHTTPRequestHandler) -> None:
+        ok = request.headers.get("Authorization") == f"Bearer {secret}"
+        (models(str(SHIPPED_MODEL)) if ok else text_answer("who?", status=401))(request)
+
+    with http_server({**vllm_answers(), "/v1/models": guarded}) as (url, seen):
+        text = f"replicas: [{{url: '{url}', api_key_file: '{tmp_path / 'key'}'}}, {{url: '{url}', name: keyless}}]"
+        with daemon("serve", "--config", config_file(tmp_path, text)) as serve:
+            wait_for(lambda: serve.value("kvheadroom_predicted_blocks", replica=url[7:]) == 128, "prediction")
+            wait_for(
+                lambda: serve.value("kvheadroom_source_up", replica="keyless", source="models") == 0, "401"
+            )
+            shown = serve.get("/").text + serve.get("/metrics").text + serve.get("/api/v1/status").text
+            assert "set `api_key_file`" in shown
+            assert secret not in shown + serve.output
+    with_key = {path for path, headers in seen if "Authorization" in headers}
+    assert with_key == {"/v1/models"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "nothing to watch; give --target http://host:8000 or --config FILE"),
+        (["serve", "--target", "host:8000"], "write e.g. http://host:8000"),
+        (["serve", "--config", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
+        (["serve", "--target", "http://h:1", "--web.listen-address", "9878"], "is no listen address"),
+        (
+            ["serve", "--target", "http://h:1", "--web.listen-address", "1.2.3.4:1"],
+            "cannot listen on 1.2.3.4:1",
+        ),
+        (["frobnicate"], "invalid choice"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_one_sentence(arguments: list[str], message: str) -> None:
+    run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=20)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_taken_port_is_said_with_the_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        run = subprocess.run(
+            [*COMMAND, "demo", "--web.listen-address", address], capture_output=True, text=True, check=False
+        )
+    assert run.returncode == 2
+    assert re.search(r"cannot listen on 127\.0\.0\.1:\d+ .*--web\.listen-address", run.stderr)
+    assert "Traceback" not in run.stderr
+
+
+def test_an_unreadable_key_file_is_named_at_start(tmp_path: Path) -> None:
+    config = config_file(tmp_path, "replicas: [{url: 'http://127.0.0.1:1', api_key_file: /nowhere/key}]")
+    run = subprocess.run(
+        [*COMMAND, "serve", "--config", str(config), "--web.listen-address", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert run.returncode == 2
+    assert "api_key_file /nowhere/key cannot be read" in run.stderr
+
+
+def test_two_readers_get_their_pages_compressed_or_not() -> None:
+    with http_server(vllm_answers()) as (url, _), daemon("serve", "--target", url) as serve:
+        wait_for(lambda: serve.get("/-/ready").status_code == 200, "readiness")
+        plain = serve.get("/metrics", **{"Accept-Encoding": "identity"})
+        small = serve.get("/metrics", **{"Accept-Encoding": "gzip"})
+        assert "Content-Encoding" not in plain.headers
+        assert small.headers["Content-Encoding"] == "gzip"
+        assert plain.text.splitlines()[:20] == small.text.splitlines()[:20]
