@@ -13,16 +13,12 @@ SOURCES := $(shell find exporter dashboards -type f -not -name '*.pyc' 2>/dev/nu
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(VENV)/run.stamp ## watch a replay of a real vLLM; TARGET=http://host:8000 watches that server instead
-ifdef TARGET
-	@exec $(BIN)/kvheadroom serve --target "$(TARGET)"
-else
-	@exec $(BIN)/kvheadroom demo
-endif
+run: $(VENV)/run.stamp ## watch a replay of a real vLLM; TARGET=http://host:8000 a server, LISTEN=host:port
+	@exec $(BIN)/kvheadroom $(if $(TARGET),serve --target "$(TARGET)",demo) $(if $(LISTEN),--web.listen-address "$(LISTEN)")
 
 test: check ## every test; the first time installs a real vLLM (2.5 GB) outside the clone
 	@bash tests/system_packages.sh || [ "$$CI" != true ]
-	$(BIN)/pytest
+	$(BIN)/pytest $(PYTEST)
 
 check: $(VENV)/tests.stamp ## formatting, lint, types, import contracts, generated files
 	$(BIN)/ruff format --check --quiet exporter dashboards tests

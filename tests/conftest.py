@@ -4,8 +4,17 @@ import gzip
 import os
 import random
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+
+from tests.end_to_end.prometheus_server import (
+    GENERATIONS,
+    Binaries,
+    Generation,
+    PrometheusUnavailableError,
+    find_binaries,
+)
 
 TESTS = Path(__file__).parent
 CAPTURES = TESTS / "recordings" / "captures"
@@ -51,3 +60,33 @@ class Golden:
             path.write_text(text, encoding="utf-8")
         expected = path.read_text(encoding="utf-8") if path.exists() else ""
         assert text == expected, f"tests/golden/{name} differs; if the change is meant, run `make golden`"
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Without its environment a test is skipped on a developer's machine; in CI that is a failure."""
+    if os.environ.get("CI") == "true":
+        raise pytest.fail.Exception(reason, pytrace=False) from None
+    raise pytest.skip.Exception(reason) from None
+
+
+def _prometheus(generation: Generation) -> Binaries:
+    try:
+        return find_binaries(generation)
+    except PrometheusUnavailableError as reason:
+        unavailable(str(reason))
+
+
+@pytest.fixture(scope="session")
+def prometheus2() -> Binaries:
+    return _prometheus("2.x")
+
+
+@pytest.fixture(scope="session")
+def prometheus3() -> Binaries:
+    return _prometheus("3.x")
+
+
+@pytest.fixture(scope="session", params=GENERATIONS)
+def each_prometheus(request: pytest.FixtureRequest) -> Binaries:
+    """Runs the test once with either generation."""
+    return _prometheus(request.param)

@@ -3,14 +3,12 @@
 A vLLM start takes about a minute, so every server here lives for the whole session.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from tests.end_to_end.prometheus_server import Binaries, Generation, PrometheusUnavailableError, find_binaries
+from tests.conftest import unavailable
 from tests.end_to_end.tiny_model import write_model
 from tests.end_to_end.vllm_environment import VllmUnavailableError, ensure_vllm
 from tests.end_to_end.vllm_server import Flags, VllmServer
@@ -29,13 +27,6 @@ TINY_GQA_FLAGS: Flags = {
 }
 
 Progress = Callable[[str], None]
-
-
-def unavailable(reason: str) -> NoReturn:
-    """Without its environment a test is skipped on a developer's machine; in CI that is a failure."""
-    if os.environ.get("CI") == "true":
-        raise pytest.fail.Exception(reason, pytrace=False) from None
-    raise pytest.skip.Exception(reason) from None
 
 
 @pytest.fixture(scope="session")
@@ -67,26 +58,3 @@ def tiny_gqa_server(
     server = VllmServer(vllm_python, model_folder, TINY_GQA_FLAGS, folder / "vllm.log", progress=progress)
     with server:
         yield server
-
-
-def _prometheus(generation: Generation) -> Binaries:
-    try:
-        return find_binaries(generation)
-    except PrometheusUnavailableError as reason:
-        unavailable(str(reason))
-
-
-@pytest.fixture(scope="session")
-def prometheus2() -> Binaries:
-    return _prometheus("2.x")
-
-
-@pytest.fixture(scope="session")
-def prometheus3() -> Binaries:
-    return _prometheus("3.x")
-
-
-@pytest.fixture(scope="session", params=["2.x", "3.x"])
-def each_prometheus(request: pytest.FixtureRequest) -> Binaries:
-    """Runs the test once with either generation."""
-    return _prometheus(request.param)
