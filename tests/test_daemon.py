@@ -1,6 +1,7 @@
 """The daemon as a process: demo and serve, over HTTP, with targets that misbehave."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -135,7 +136,7 @@ def test_a_target_that_goes_away_is_down_within_a_tick_and_its_numbers_go_after_
             wait_for(lambda: serve.value("kvheadroom_source_up", source="metrics") == 0, "source down")
             wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is None, "withholding", seconds=3)
             assert serve.value("kvheadroom_sample_age_seconds") is None
-            reason = {"source": "metrics", "reason": "http_status"}
+            reason = {"source": "metrics", "reason": "unavailable"}
             assert (serve.value("kvheadroom_source_failures_total", **reason) or 0) >= 3
             assert "older than three scrapes" in serve.get("/").text
             answers["/metrics"] = text_answer(capture("gqa_heavy"))
@@ -241,3 +242,106 @@ def test_two_readers_get_their_pages_compressed_or_not() -> None:
         assert "Content-Encoding" not in plain.headers
         assert small.headers["Content-Encoding"] == "gzip"
         assert plain.text.splitlines()[:20] == small.text.splitlines()[:20]
+
+
+def test_a_vllm_without_its_metrics_is_told_from_another_program() -> None:
+    bare = text_answer("# HELP python_info x\n# TYPE python_info gauge\npython_info 1\n")
+    with (
+        http_server({**vllm_answers(), "/metrics": bare}) as (vllm, _),
+        http_server({"/metrics": bare}) as (other, _),
+        daemon("serve", "--target", vllm, "--target", other) as serve,
+    ):
+        wait_for(lambda: serve.get("/-/ready").status_code == 200, "readiness")
+        assert serve.value("kvheadroom_replica_state", replica=vllm[7:], state="stats_disabled") == 1
+        assert serve.value("kvheadroom_replica_state", replica=other[7:], state="down") == 1
+        page = serve.get("/").text
+        assert "vLLM 0.32.0 answers, but its page has no vllm: metric" in page
+        assert "another program, or vLLM with --disable-log-stats" in page
+
+
+def test_503_with_a_healthy_server_is_scaling_and_not_down(tmp_path: Path) -> None:
+    answers = vllm_answers()
+    with (
+        http_server(answers) as (url, _),
+        daemon("serve", "--config", config_file(tmp_path, f"replicas: [{{url: '{url}'}}]")) as serve,
+    ):
+        wait_for(lambda: serve.value("kvheadroom_replica_state", state="serving") == 1, "serving")
+        answers["/metrics"] = text_answer("scaling", status=503)
+        answers["/health"] = text_answer("")
+        wait_for(lambda: serve.value("kvheadroom_replica_state", state="scaling") == 1, "scaling")
+        answers["/health"] = text_answer("dead", status=503)
+        wait_for(lambda: serve.value("kvheadroom_replica_state", state="down") == 1, "down")
+        assert "serving -&gt; scaling" in serve.get("/").text
+
+
+def test_a_restart_with_another_pool_behind_the_same_url_is_an_event(tmp_path: Path) -> None:
+    answers = vllm_answers("gqa_after_all")
+    with http_server(answers) as (url, _):
+        config = config_file(tmp_path, f"replicas: [{{url: '{url}', gpu: CPU}}]")
+        with daemon("serve", "--config", config) as serve:
+            wait_for(lambda: serve.value("kvheadroom_observed_blocks") == 128, "the first pool")
+            answers.update(
+                {**vllm_answers("gqa_chat_waiting10"), "/v1/models": models(str(SHIPPED_MODEL), 4096)}
+            )
+            wait_for(lambda: serve.value("kvheadroom_observed_blocks") == 384, "the second pool")
+            assert serve.value("kvheadroom_predicted_blocks") == 384
+            assert serve.value("kvheadroom_predicted_pool_tokens") == 12288
+            assert serve.value("kvheadroom_replica_restarts_total") == 1
+            events = serve.get("/api/v1/status").json()["replicas"][0]["events"]
+            assert {"kind": "capacity_changed"}.items() <= events[-1].items()
+            assert events[-1]["detail"] == (
+                "engine 0: pool 128 blocks of 32 -> 384 blocks of 32, max_model_len 2,048 -> 4,096"
+            )
+
+
+def test_sighup_takes_a_new_config_over_as_a_whole_and_leaves_the_rest_running(tmp_path: Path) -> None:
+    with http_server(vllm_answers()) as (a, seen_a), http_server(vllm_answers("gqa_heavy")) as (b, _):
+        config = config_file(tmp_path, f"replicas: [{{url: '{a}', name: a}}, {{url: '{a}', name: gone}}]")
+        with daemon("serve", "--config", config) as serve:
+            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio", replica="a") is not None, "a")
+            asked = [path for path, _ in seen_a].count("/version")
+            assert serve.value("kvheadroom_config_last_reload_successful") == 1
+            config_file(tmp_path, f"replicas: [{{url: '{a}', name: a}}, {{url: '{b}', name: b}}]")
+            os.kill(serve.pid, signal.SIGHUP)
+            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio", replica="b") is not None, "b")
+            assert serve.value("kvheadroom_source_up", replica="gone", source="metrics") is None
+            # `a` was left as it was: nobody asked it for its facts again.
+            assert [path for path, _ in seen_a].count("/version") == asked
+            assert serve.value("kvheadroom_kv_usage_ratio", replica="a") is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("replicas: [{url: nonsense}]", "no server's address"),
+        ("replicas: [{url: 'http://h:1', api_key_file: /nowhere/key}]", "/nowhere/key cannot be read"),
+        ("a: [", "no valid YAML"),
+    ],
+)
+def test_a_config_with_a_fault_changes_nothing_and_a_gauge_says_so(
+    tmp_path: Path, text: str, word: str
+) -> None:
+    with http_server(vllm_answers()) as (url, _):
+        good = f"replicas: [{{url: '{url}', name: r}}]"
+        with daemon("serve", "--config", config_file(tmp_path, good)) as serve:
+            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio", replica="r") is not None, "r")
+            since = serve.value("kvheadroom_config_last_reload_success_timestamp_seconds")
+            config_file(tmp_path, text)
+            os.kill(serve.pid, signal.SIGHUP)
+            wait_for(lambda: serve.value("kvheadroom_config_last_reload_successful") == 0, "the gauge")
+            assert serve.value("kvheadroom_config_last_reload_success_timestamp_seconds") == since
+            assert serve.value("kvheadroom_kv_usage_ratio", replica="r") is not None
+            assert "the config before it is in use" in serve.get("/").text
+            assert word in serve.get("/api/v1/status").json()["config_fault"]
+            config_file(tmp_path, good)
+            os.kill(serve.pid, signal.SIGHUP)
+            wait_for(lambda: serve.value("kvheadroom_config_last_reload_successful") == 1, "recovery")
+            assert serve.alive
+
+
+def test_sighup_without_a_config_file_is_said_and_harmless() -> None:
+    with http_server(vllm_answers()) as (url, _), daemon("serve", "--target", url) as serve:
+        os.kill(serve.pid, signal.SIGHUP)
+        wait_for(lambda: "there is no config file to read again" in serve.output, "the line")
+        assert serve.alive
+        assert serve.value("kvheadroom_config_last_reload_successful") is None

@@ -2,26 +2,36 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from kvheadroom.capacity.assessment import ReplicaAssessment, SourceStatus
+from kvheadroom.capacity.assessment import (
+    FleetAssessment,
+    ReloadStatus,
+    ReplicaAssessment,
+    SourceStatus,
+)
 from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, resolve_facts
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ConfigError, ReplicaConfig
 from kvheadroom.monitor.board import Board
-from kvheadroom.monitor.sampler import ReplicaSampler, Resolution
+from kvheadroom.monitor.sampler import ReplicaSampler, ReplicaSources, Resolution
 from kvheadroom.outputs.server import ListenAddress, start_server
 from kvheadroom.sources.http import Endpoint, fetch, open_session
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
 from kvheadroom.sources.model_files import read_model_files
 from kvheadroom.sources.vllm_metrics import parse_page
-from kvheadroom.sources.vllm_server import fetch_server_answers
+from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
+
+log = logging.getLogger(__name__)
 
 MAX_SCRAPE_SECONDS = 10.0
 MODEL_FILES_SECONDS = 10.0
@@ -73,10 +83,30 @@ class Replica:
             return scrape
         page = parse_page(scrape.body)
         if isinstance(page, SourceFailure):
-            return SourceFailure(
-                page.source, page.reason, f"GET {self._endpoint.base_url}/metrics: {page.detail}"
-            )
+            return await self._what_answered(page)
         return scrape, page
+
+    async def _what_answered(self, failure: SourceFailure) -> SourceFailure:
+        """A page without vLLM's metrics: another program, or a vLLM that was told to give none."""
+        answers, _ = await fetch_server_answers(
+            self._session, self._endpoint, timeout_seconds=self._timeout_seconds
+        )
+        reason, detail = failure.reason, failure.detail
+        if answers.version is not None:
+            reason = FailureReason.STATS_DISABLED
+            detail = (
+                f"vLLM {answers.version} answers, but its page has no vllm: metric; "
+                "start it without --disable-log-stats"
+            )
+        return SourceFailure(failure.source, reason, f"GET {self._endpoint.base_url}/metrics: {detail}")
+
+    def as_sources(self) -> ReplicaSources:
+        """What the sampler is handed."""
+        return ReplicaSources(self.fetch_page, self.resolve, self.ask_health)
+
+    async def ask_health(self) -> bool:
+        """Whether `/health` answers 200."""
+        return await is_healthy(self._session, self._endpoint, timeout_seconds=self._timeout_seconds)
 
     async def resolve(self, page: VllmPage) -> Resolution:
         """Ask the server and the model's folder for the facts of every engine on the page."""
@@ -142,48 +172,131 @@ def _is_this_machine(url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """One replica being sampled, and the settings that it was started with."""
+
+    settings: object
+    sampler: ReplicaSampler
+    task: asyncio.Task[None] | None
+
+
+class Watch:
+    """The samplers of one config, kept running; reloading replaces only what changed."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.board = Board(())
+        self._session = session
+        self._running: dict[str, _Running] = {}
+
+    def prepare(self, config: Config, *, start: bool) -> list[ReplicaSampler]:
+        """Take a config over: replicas that it leaves as they were go on without a gap.
+
+        Args:
+            start: let the samplers run; False for a single tick by hand.
+
+        Raises:
+            ConfigError: before anything is changed.
+        """
+        settings = {
+            replica.replica: (replica, config.scrape_interval, config.session_tokens, config.overhead_gb)
+            for replica in config.replicas
+        }
+        changed = {
+            replica.replica: Replica(config, replica, self._session)
+            for replica in config.replicas
+            if replica.replica not in self._running
+            or self._running[replica.replica].settings != settings[replica.replica]
+        }
+        # Nothing below can fail.
+        for name in self._running.keys() - (settings.keys() - changed.keys()):
+            task = self._running.pop(name).task
+            if task is not None:
+                task.cancel()
+        known = {replica.replica: replica for replica in self.board.fleet.replicas}
+        replicas = {
+            replica.replica: ReplicaAssessment(
+                replica=replica.replica, url=replica.url, interval_seconds=config.scrape_interval
+            )
+            if replica.replica in changed
+            else known[replica.replica]
+            for replica in config.replicas
+        }
+        self.board.set_replicas(tuple(replicas.values()))
+        for name, sources in changed.items():
+            sampler = ReplicaSampler(replicas[name], config.session_tokens, sources.as_sources(), self.board)
+            task = asyncio.create_task(sampler.run()) if start else None
+            self._running[name] = _Running(settings[name], sampler, task)
+        return [running.sampler for running in self._running.values()]
+
+    async def close(self) -> None:
+        """End every sampler."""
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def serve(
-    config: Config, listen: ListenAddress, *, notice: str | None, announce: Callable[[str], None]
+    config: Config,
+    listen: ListenAddress,
+    *,
+    notice: str | None = None,
+    reload_config: Callable[[], Config] | None = None,
+    announce: Callable[[str], None],
 ) -> None:
     """Run the daemon until SIGINT or SIGTERM.
 
     Args:
         notice: a sentence shown on top of every page, e.g. that this is a replay.
+        reload_config: reads the config anew at SIGHUP; None when there is no file to read.
         announce: called with the page's address once the port is open.
+
+    Raises:
+        ConfigError: a file that the config names cannot be read.
+        ListenError: the port cannot be opened.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with running(config, listen, notice=notice) as url:
+    async with contextlib.AsyncExitStack() as stack:
+        watch = Watch(await stack.enter_async_context(open_session()))
+        stack.push_async_callback(watch.close)
+        url = await stack.enter_async_context(start_server(listen, watch.board, notice=notice))
+        watch.prepare(config, start=True)
+        if reload_config is None:
+            loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: there is no config file to read again")
+        else:
+            watch.board.set_reload(ReloadStatus(last_success_at=time.time()))
+            loop.add_signal_handler(signal.SIGHUP, _reload, watch, reload_config)
         announce(url)
         await stop.wait()
 
 
-@contextlib.asynccontextmanager
-async def running(config: Config, listen: ListenAddress, *, notice: str | None = None) -> AsyncIterator[str]:
-    """The whole daemon as a context; gives the address of its page."""
-    board = Board(
-        tuple(
-            ReplicaAssessment(
-                replica=replica.replica, url=replica.url, interval_seconds=config.scrape_interval
-            )
-            for replica in config.replicas
-        )
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session())
-        samplers = []
-        for first, replica in zip(board.fleet.replicas, config.replicas, strict=True):
-            source = Replica(config, replica, session)
-            samplers.append(
-                ReplicaSampler(first, config.session_tokens, source.fetch_page, source.resolve, board)
-            )
-        url = await stack.enter_async_context(start_server(listen, board, notice=notice))
-        tasks = [asyncio.create_task(sampler.run()) for sampler in samplers]
-        try:
-            yield url
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+def _reload(watch: Watch, reload_config: Callable[[], Config]) -> None:
+    """Take a new config over as a whole, or keep the old one and say why."""
+    before = watch.board.fleet.reload
+    try:
+        config = reload_config()
+        watch.prepare(config, start=True)
+    except ConfigError as error:
+        log.error("reload failed, the config before it stays in use: %s", error)  # noqa: TRY400  no fault of ours
+        last = time.time() if before is None else before.last_success_at
+        watch.board.set_reload(ReloadStatus(last_success_at=last, fault=str(error)))
+    else:
+        log.info("reloaded: %d replica(s)", len(config.replicas))
+        watch.board.set_reload(ReloadStatus(last_success_at=time.time()))
+
+
+async def check(config: Config) -> FleetAssessment:
+    """Reach every source once and give what they said.
+
+    Raises:
+        ConfigError: a file that the config names cannot be read.
+    """
+    async with open_session() as session:
+        watch = Watch(session)
+        samplers = watch.prepare(config, start=False)
+        await asyncio.gather(*(sampler.tick(time.time()) for sampler in samplers))
+        return watch.board.fleet

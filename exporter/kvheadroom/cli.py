@@ -4,10 +4,11 @@ Exit codes: 0 fine; 1 it ran, but something is missing or failed; 2 usage or con
 """
 
 import argparse
+import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from urllib.parse import urlsplit
 from kvheadroom import __version__
 from kvheadroom.capacity.readings import SourceFailure, VllmPage
 from kvheadroom.config import Config, ConfigError, load_config, validate_config
+from kvheadroom.outputs.check_report import check_report, is_complete
 from kvheadroom.outputs.json_report import inspect_report, to_json
+from kvheadroom.outputs.numbers import count, percent
 from kvheadroom.outputs.server import ListenAddress, ListenError, parse_listen_address
-from kvheadroom.outputs.status_page import count, percent
 from kvheadroom.sources.vllm_metrics import parse_page
 
 DEFAULT_LISTEN = ":9878"
@@ -51,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvheadroom {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
+    _add_check(commands)
     _add_demo(commands)
     _add_inspect(commands)
     return parser
@@ -76,19 +79,25 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "      gpu: B200                  # or hbm_bytes: N, or CPU\n"
         "      weights_bytes: 16060522496\n"
         "      flags: {tensor_parallel_size: 8}\n"
-        "      api_key_file: /run/secrets/vllm-key",
+        "      api_key_file: /run/secrets/vllm-key\n\n"
+        "SIGHUP reads the file again; a file with a fault changes nothing. `kvheadroom check` tries one first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    serve.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="a vLLM server, e.g. http://host:8000; may be given several times",
-    )
-    serve.add_argument("--config", type=Path, metavar="FILE", help="YAML config; see below")
+    _add_what_to_watch(serve)
     _add_listen(serve, DEFAULT_LISTEN)
     serve.set_defaults(run=_serve)
+
+
+def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    check = commands.add_parser(
+        "check",
+        help="validate a config, reach every source once, and say what is missing",
+        description="Validates the config, reaches every source of every replica once, and prints what each gives, "
+        "what is assumed, and what is missing with the line to add.",
+        epilog="exit code: 0 all there, 1 something is missing or failed, 2 the config is wrong",
+    )
+    _add_what_to_watch(check)
+    check.set_defaults(run=_check)
 
 
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -115,6 +124,19 @@ def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     inspect.set_defaults(run=_inspect)
 
 
+def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a vLLM server, e.g. http://host:8000; may be given several times",
+    )
+    command.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML config; see `kvheadroom serve --help`"
+    )
+
+
 def _add_listen(command: argparse.ArgumentParser, default: str) -> None:
     command.add_argument(
         "--web.listen-address",
@@ -133,9 +155,21 @@ def _listen_address(text: str) -> ListenAddress:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    config = _config(arguments.config, arguments.target)
-    _run(config, _listen_address(arguments.listen), notice=None)
+    path: Path | None = arguments.config
+    config = _config(path, arguments.target)
+    reload_config = None if path is None else lambda: _config(path, arguments.target)
+    _run_loop(_serve_until_stopped(config, _listen_address(arguments.listen), reload_config=reload_config))
     return OK
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from kvheadroom.app import check
+
+    config = _config(arguments.config, arguments.target)
+    fleet = asyncio.run(check(config))
+    for line in check_report(fleet):
+        print(line)
+    return OK if all(is_complete(replica) for replica in fleet.replicas) else INCOMPLETE
 
 
 def _config(path: Path | None, targets: list[str]) -> Config:
@@ -178,7 +212,7 @@ def _demo(arguments: argparse.Namespace) -> int:
                 },
                 "demo",
             )
-            await _serve_until_stopped(config, listen, notice)
+            await _serve_until_stopped(config, listen, notice=notice)
 
     with resources.as_file(resources.files("kvheadroom") / "recordings") as folder:
         recording = read_recording(folder / "chat.jsonl.gz")
@@ -191,10 +225,6 @@ def _demo(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _run(config: Config, listen: ListenAddress, *, notice: str | None) -> None:
-    _run_loop(_serve_until_stopped(config, listen, notice))
-
-
 def _run_loop(main_task: Coroutine[Any, Any, None]) -> None:
     import uvloop
 
@@ -202,7 +232,13 @@ def _run_loop(main_task: Coroutine[Any, Any, None]) -> None:
     uvloop.run(main_task)
 
 
-async def _serve_until_stopped(config: Config, listen: ListenAddress, notice: str | None) -> None:
+async def _serve_until_stopped(
+    config: Config,
+    listen: ListenAddress,
+    *,
+    notice: str | None = None,
+    reload_config: Callable[[], Config] | None = None,
+) -> None:
     from kvheadroom.app import serve
 
     def announce(url: str) -> None:
@@ -213,7 +249,7 @@ async def _serve_until_stopped(config: Config, listen: ListenAddress, notice: st
         print(f"watching {names}{more} every {config.scrape_interval:g} s; end with Ctrl-C")
         print(f"open {url}", flush=True)
 
-    await serve(config, listen, notice=notice, announce=announce)
+    await serve(config, listen, notice=notice, reload_config=reload_config, announce=announce)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

@@ -10,11 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, ServerAnswers, resolve_facts
+from kvheadroom.capacity.model_geometry import (
+    FULL_ATTENTION_ARCHITECTURES,
+    LATENT_ATTENTION_ARCHITECTURES,
+)
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.readings import EchoedFlags
 from tests.capacity.facts_builder import TINY_LLAMA, facts
 
 TRUTH = [json.loads(line) for line in (Path(__file__).parent / "truth.jsonl").read_text().splitlines()]
+
+FULL = [row for row in TRUTH if "kv_lora_rank" not in row["config"]]
 
 # What this version says it cannot predict, and the word that its reason must hold.
 NOT_YET = {
@@ -47,7 +53,7 @@ def predict_row(row: dict[str, Any]) -> Prediction:
     )
 
 
-@pytest.mark.parametrize("row", [r for r in TRUTH if r["id"] not in NOT_YET], ids=lambda row: row["id"])
+@pytest.mark.parametrize("row", [r for r in FULL if r["id"] not in NOT_YET], ids=lambda row: row["id"])
 def test_prediction_equals_vllms_own_plan_to_the_block(row: dict[str, Any]) -> None:
     prediction, expected = predict_row(row), row["expected"]
     assert prediction.cannot_predict == ()
@@ -63,7 +69,7 @@ def test_prediction_equals_vllms_own_plan_to_the_block(row: dict[str, Any]) -> N
         assert prediction.layout.blocks_per_session(int(length)) == at_length["blocks_per_request"]
 
 
-@pytest.mark.parametrize("row", [r for r in TRUTH if r["id"] in NOT_YET], ids=lambda row: row["id"])
+@pytest.mark.parametrize("row", [r for r in FULL if r["id"] in NOT_YET], ids=lambda row: row["id"])
 def test_what_is_not_modelled_gives_a_reason_and_no_number(row: dict[str, Any]) -> None:
     prediction = predict_row(row)
     assert prediction.pool is None
@@ -72,10 +78,66 @@ def test_what_is_not_modelled_gives_a_reason_and_no_number(row: dict[str, Any]) 
 
 
 def test_every_family_that_is_claimed_stands_in_the_truth_table() -> None:
-    from kvheadroom.capacity.model_geometry import FULL_ATTENTION_ARCHITECTURES
-
-    held = {r["config"]["architectures"][0] for r in TRUTH if r["id"] not in NOT_YET}
+    held = {r["config"]["architectures"][0] for r in FULL if r["id"] not in NOT_YET}
     assert held == FULL_ATTENTION_ARCHITECTURES
+    assert {r["config"]["architectures"][0] for r in LATENT} == LATENT_ATTENTION_ARCHITECTURES
+
+
+DEEPSEEK = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "hidden_size": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_latent_attention_on_a_cpu_has_blocks_of_16_whatever_the_flag_says() -> None:
+    # 4 layers x 576 x 2 B = 4,608 B per token, x 16 = 73,728 B per block; 16 MiB // 73,728 = 227 blocks
+    # A real vLLM 0.32.0 said the same: 3,632 tokens, 3.55x at 1,024.
+    for block_size in ({}, {"block_size": 64}):
+        prediction = predict(
+            facts(
+                config=DEEPSEEK,
+                gpu="cpu",
+                max_model_len=1024,
+                flags={**block_size, "tensor_parallel_size": 2},
+                echoed=EchoedFlags(kv_cache_memory_bytes=16 << 20),
+            )
+        )
+        assert prediction.layout is not None
+        assert prediction.pool is not None
+        # Every rank holds a full copy, so tensor parallelism changes nothing.
+        assert (prediction.layout.bytes_per_token, prediction.layout.block_size) == (4608, 16)
+        assert (prediction.pool.num_blocks, prediction.pool.pool_tokens) == (227, 3632)
+        assert prediction.pool.max_concurrency == 3.546875
+
+
+def test_latent_attention_on_a_gpu_needs_the_block_size_said() -> None:
+    unsaid = predict(facts(config=DEEPSEEK, flags={"kv_cache_memory_bytes": 1 << 30}))
+    assert unsaid.layout is None
+    assert "set `flags: {block_size: N}`" in " ".join(unsaid.cannot_predict)
+
+
+LATENT = [r for r in TRUTH if "kv_lora_rank" in r["config"]]
+
+
+@pytest.mark.parametrize("row", LATENT, ids=lambda row: row["id"])
+def test_latent_attention_equals_vllms_plan_once_the_block_size_is_said(row: dict[str, Any]) -> None:
+    said = {**row, "flags": {**row["flags"], "block_size": row["expected"]["block_size"]}}
+    prediction = predict_row(said)
+    assert prediction.layout is not None
+    assert prediction.pool is not None
+    assert prediction.layout.bytes_per_block == row["expected"]["bytes_per_block"]
+    assert prediction.pool.num_blocks == row["expected"]["num_blocks"]
+    assert prediction.pool.pool_tokens == row["expected"]["kv_cache_size_tokens"]
+
+
+def test_that_a_cpu_without_amx_is_taken_is_an_assumption() -> None:
+    assert "cpu_amx" in dict(facts(config=DEEPSEEK, gpu="cpu").assumed())
+    assert "cpu_amx" not in dict(facts(gpu="cpu").assumed())
 
 
 def test_pool_bytes_are_what_utilization_weights_and_overhead_leave_of_hbm() -> None:

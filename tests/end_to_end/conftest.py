@@ -11,10 +11,10 @@ import pytest
 from tests.conftest import unavailable
 from tests.end_to_end.tiny_model import write_model
 from tests.end_to_end.vllm_environment import VllmUnavailableError, ensure_vllm
-from tests.end_to_end.vllm_server import Flags, VllmServer
+from tests.end_to_end.vllm_server import VllmServer
 
 # 4 MiB are 128 blocks of 32 tokens at 1,024 bytes per token: small enough for a few clients to fill.
-TINY_GQA_FLAGS: Flags = {
+TINY_GQA_FLAGS: dict[str, str | int | float | bool] = {
     "--load-format": "dummy",
     "--dtype": "bfloat16",
     "--enforce-eager": True,
@@ -24,6 +24,27 @@ TINY_GQA_FLAGS: Flags = {
     "--kv-cache-memory-bytes": 4 * 1024 * 1024,
     "--max-num-seqs": 64,
     "--max-num-batched-tokens": 512,
+}
+
+# 16 MiB are 227 blocks of 16 tokens at 4,608 bytes per token.
+TINY_MLA_FLAGS: dict[str, str | int | float | bool] = {
+    "--load-format": "dummy",
+    "--dtype": "bfloat16",
+    "--enforce-eager": True,
+    "--seed": 0,
+    "--max-model-len": 1024,
+    "--kv-cache-memory-bytes": 16 * 1024 * 1024,
+    "--max-num-seqs": 16,
+    "--max-num-batched-tokens": 1024,
+}
+
+# 2 MiB are 64 blocks of 32 tokens for each of two engines.
+TINY_DP2_FLAGS: dict[str, str | int | float | bool] = {
+    **TINY_GQA_FLAGS,
+    "--max-model-len": 1024,
+    "--kv-cache-memory-bytes": 2 * 1024 * 1024,
+    "--max-num-seqs": 16,
+    "--data-parallel-size": 2,
 }
 
 Progress = Callable[[str], None]
@@ -57,4 +78,16 @@ def tiny_gqa_server(
     model_folder = write_model(folder / "gqa", "gqa")
     server = VllmServer(vllm_python, model_folder, TINY_GQA_FLAGS, folder / "vllm.log", progress=progress)
     with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_dp2_server(
+    vllm_python: Path, tmp_path_factory: pytest.TempPathFactory, progress: Progress
+) -> Iterator[VllmServer]:
+    folder = tmp_path_factory.mktemp("tiny-dp2")
+    model_folder = write_model(folder / "gqa", "gqa")
+    with VllmServer(
+        vllm_python, model_folder, TINY_DP2_FLAGS, folder / "vllm.log", progress=progress
+    ) as server:
         yield server

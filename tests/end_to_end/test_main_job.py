@@ -14,9 +14,11 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.daemon import Daemon, daemon, wait_for
+from tests.end_to_end.conftest import TINY_GQA_FLAGS, TINY_MLA_FLAGS, Progress
 from tests.end_to_end.load import Shape, run_until, steady_load
 from tests.end_to_end.page_proxy import Handed, page_proxy
 from tests.end_to_end.prometheus_server import Binaries, PrometheusServer
+from tests.end_to_end.tiny_model import write_model
 from tests.end_to_end.vllm_server import VllmServer
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
@@ -265,10 +267,95 @@ def test_when_vllm_ends_its_source_is_down_within_a_tick_and_its_numbers_go_afte
         for name, samples in serve.metrics().items()
         if any(labels.get("replica") == "direct" for labels, _ in samples)
     }
-    assert left == {"kvheadroom_source_up", "kvheadroom_source_failures_total"}
+    assert left == {
+        "kvheadroom_source_up",
+        "kvheadroom_source_failures_total",
+        "kvheadroom_replica_state",
+        "kvheadroom_replica_restarts_total",
+    }
     assert serve.alive
     assert serve.get("/-/healthy").status_code == 200
     assert "nothing listens there; is vLLM running?" in serve.get("/").text
+
+
+@pytest.mark.ends_vllm
+def test_another_model_and_pool_behind_the_same_url_are_resolved_afresh(
+    watched: Watched, vllm_python: Path, tmp_path_factory: pytest.TempPathFactory, progress: Progress
+) -> None:
+    serve = watched.serve
+    assert serve.value("kvheadroom_replica_state", replica="direct", state="down") == 1
+    folder = tmp_path_factory.mktemp("tiny-mla")
+    with VllmServer(
+        vllm_python,
+        write_model(folder / "mla", "mla"),
+        TINY_MLA_FLAGS,
+        folder / "vllm.log",
+        port=watched.vllm.port,
+        progress=progress,
+    ) as mla:
+        said = mla.startup_log_capacity()
+        assert (said.pool_tokens, said.request_tokens) == (3632, 1024)
+        wait_for(
+            lambda: serve.value("kvheadroom_observed_pool_tokens", replica="direct") == said.pool_tokens,
+            "the new pool",
+            seconds=3 * INTERVAL_SECONDS,
+        )
+        # 16 MiB // (4 layers x 576 x 2 B x 16 tokens) = 227 blocks
+        for origin in ("predicted", "observed"):
+            assert serve.value(f"kvheadroom_{origin}_blocks", replica="direct") == 227
+            assert serve.value(f"kvheadroom_{origin}_block_size_tokens", replica="direct") == 16
+            assert serve.value(f"kvheadroom_{origin}_pool_tokens", replica="direct") == 3632
+        assert serve.value("kvheadroom_predicted_bytes_per_token", replica="direct") == 4608
+        assert serve.value("kvheadroom_replica_restarts_total", replica="direct") == 1
+        status = status_of(serve, "direct")
+        kinds = [event["kind"] for event in status["events"]]
+        assert kinds[-3:] == ["restarted", "capacity_changed", "state_changed"]
+        assert status["events"][-2]["detail"] == (
+            "engine 0: pool 128 blocks of 32 -> 227 blocks of 16, max_model_len 2,048 -> 1,024"
+        )
+        assert "Prefix caching is off on this engine" in serve.get("/").text
+
+        # Usage of the new pool, in blocks of 16: 100 + 20 tokens of one request are 8 at its end.
+        with steady_load(mla.base_url, Shape(clients=2, prompt_tokens=100, output_tokens=200)):
+            wait_for(
+                lambda: (serve.value("kvheadroom_used_blocks", replica="direct") or 0) >= 2 * 7,
+                "used blocks",
+                seconds=60,
+            )
+        assert serve.value("kvheadroom_prefix_cache_queries_tokens_total", replica="direct") == 0
+        # What Prometheus makes of the counters across the restart is never negative and never inflated.
+        watched.prometheus.wait_for('kvheadroom_generation_tokens_total{replica="direct"} > 0')
+        rates = watched.prometheus.query_range(
+            'rate(kvheadroom_generation_tokens_total{replica="direct"}[10s])',
+            time.time() - 120,
+            time.time(),
+            1,
+        )
+        values = [float(value) for series in rates for _, value in series["values"]]
+        assert values
+        assert all(0 <= value < 20_000 for value in values)
+
+
+@pytest.mark.ends_vllm
+def test_a_real_vllm_without_log_stats_is_told_as_such_and_not_as_down(
+    watched: Watched, vllm_python: Path, tmp_path_factory: pytest.TempPathFactory, progress: Progress
+) -> None:
+    serve = watched.serve
+    folder = tmp_path_factory.mktemp("no-stats")
+    with VllmServer(
+        vllm_python,
+        write_model(folder / "gqa", "gqa"),
+        {**TINY_GQA_FLAGS, "--disable-log-stats": True},
+        folder / "vllm.log",
+        port=watched.vllm.port,
+        progress=progress,
+    ):
+        wait_for(
+            lambda: serve.value("kvheadroom_replica_state", replica="direct", state="stats_disabled") == 1,
+            "the state",
+            seconds=3 * INTERVAL_SECONDS,
+        )
+        assert "start it without --disable-log-stats" in serve.get("/").text
     code, took = serve.stop(signal.SIGINT)
     assert (code, took < 1.0) == (0, True)
     assert "Traceback" not in serve.output

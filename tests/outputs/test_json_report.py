@@ -12,8 +12,12 @@ from tests.outputs.fleet import NOW, fleet
 def test_the_status_report_has_every_station_of_every_engine() -> None:
     report = json.loads(to_json(status_report(withhold_stale(fleet(), NOW), NOW, "a notice")))
     assert report["notice"] == "a notice"
+    assert report["config_fault"] == "/etc/kvheadroom.yaml: replicas[0].url: no"
     gqa, dp2, hub, down, new = report["replicas"]
     assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0]
+    assert [r["state"] for r in report["replicas"]] == ["serving", "serving", "serving", "down", None]
+    assert gqa["restarts_total"] == 1
+    assert gqa["events"][0]["kind"] == "restarted"
     engine = gqa["engines"][0]
     assert engine["predicted"]["pool_tokens"] == engine["observed"]["pool_tokens"] == 4096
     assert engine["difference"] == {"pool_tokens": 0, "blocks": 0, "pool_bytes": 0, "ratio": 0}
@@ -25,7 +29,6 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert [e["observed"]["blocks"] for e in dp2["engines"]] == [64, 64]
     assert hub["engines"][0]["predicted"]["pool_tokens"] is None
     assert hub["engines"][0]["missing_facts"][0]["fact"] == "model_files"
-    assert hub["engines"][0]["predicted"]["cannot_predict"]
     assert (down["stale"], down["sources"][0]["reason"]) == (True, "refused")
     assert (new["last_success_at"], new["sources"]) == (None, [])
 

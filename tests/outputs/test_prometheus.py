@@ -65,6 +65,11 @@ def test_a_sample_is_the_number_that_the_engine_said() -> None:
     assert of("observed_sessions", replica="gqa", session_tokens="2048") == 2.0
     assert of("source_failures_total", replica="down", reason="refused") == 12
     assert of("sample_age_seconds", replica="gqa") == 1.25
+    assert of("replica_state", replica="gqa", state="serving") == 1
+    assert of("replica_state", replica="down", state="down") == 1
+    assert of("replica_restarts_total", replica="gqa") == 1
+    assert of("config_last_reload_successful") == 0
+    assert of("config_last_reload_success_timestamp_seconds") == NOW - 3600
 
 
 def test_what_is_not_known_has_no_sample() -> None:
@@ -76,6 +81,7 @@ def test_what_is_not_known_has_no_sample() -> None:
     assert of("sample_age_seconds", replica="down") is None
     assert of("source_up", replica="down", source="metrics") == 0
     assert of("source_up", replica="new", source="metrics") is None
+    assert of("replica_state", replica="new") is None
     # A session of 262,144 tokens is refused by a server with max_model_len 2,048.
     assert of("observed_sessions", replica="gqa", session_tokens="262144") is None
 

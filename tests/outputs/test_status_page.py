@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 import pytest
 
 from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
-from kvheadroom.outputs.status_page import count, percent, render_page, seconds, signed, size
+from kvheadroom.outputs.numbers import count, percent, seconds, signed, size
+from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
 from tests.outputs.fleet import NOW, fleet, replica
 
@@ -68,6 +69,19 @@ def test_a_replica_that_is_down_says_why_and_shows_no_old_numbers() -> None:
     assert "metrics down: refused. GET http://down:8000/metrics: nothing listens there" in page
     assert "older than three scrapes" in page
     assert "KV pool in use" not in page
+
+
+def test_a_config_with_a_fault_is_said_on_top() -> None:
+    assert "The config file has a fault; the config before it is in use." in words()
+    assert "/etc/kvheadroom.yaml: replicas[0].url: no" in words()
+
+
+def test_states_and_events_are_told_in_words() -> None:
+    page = words()
+    assert "gqa · serving" in page
+    assert "down · down" in page
+    assert "2 events, the latest 90 s ago: engine 0: pool 64 blocks of 32 -> 128 blocks of 32" in page
+    assert "90 s ago: restarted: its process started anew" in page
 
 
 def test_a_replay_is_said_on_the_page() -> None:

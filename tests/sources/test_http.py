@@ -117,7 +117,8 @@ def test_a_body_over_the_limit_is_dropped_while_it_arrives() -> None:
 def test_a_status_other_than_200_is_told_with_its_meaning(status: int, word: str) -> None:
     with http_server({"/metrics": text_answer("no", status=status)}) as (url, _):
         answer = failure(url)
-    assert answer.reason is FailureReason.HTTP_STATUS
+    unavailable = status == 503
+    assert answer.reason is (FailureReason.UNAVAILABLE if unavailable else FailureReason.HTTP_STATUS)
     assert word in answer.detail
 
 

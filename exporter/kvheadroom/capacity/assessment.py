@@ -6,6 +6,7 @@ Nothing right of `Assessment` computes: every number that an output shows is in 
 """
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.facts import EngineFacts
@@ -43,6 +44,43 @@ class Assessment:
     difference: Difference | None
 
 
+class ReplicaState(StrEnum):
+    """What a replica is doing, as far as it can be told from outside. A closed list."""
+
+    SERVING = "serving"
+    STARTING = "starting"
+    SLEEPING = "sleeping"
+    SCALING = "scaling"
+    WEDGED = "wedged"
+    STATS_DISABLED = "stats_disabled"
+    DOWN = "down"
+
+
+class EventKind(StrEnum):
+    """What happened to a replica between two scrapes."""
+
+    RESTARTED = "restarted"
+    RELEASE_CHANGED = "release_changed"
+    MODEL_CHANGED = "model_changed"
+    CAPACITY_CHANGED = "capacity_changed"
+    ENGINES_CHANGED = "engines_changed"
+    STATE_CHANGED = "state_changed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened to a replica.
+
+    Attributes:
+        at: unix seconds of the scrape that showed it.
+        detail: one line for a person.
+    """
+
+    at: float
+    kind: EventKind
+    detail: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStatus:
     """Whether a source of a replica answered when last asked.
@@ -69,17 +107,24 @@ class ReplicaAssessment:
         engines: of the last scrape that succeeded; empty once withheld.
         scrape_duration_seconds: of the last scrape that succeeded.
         last_success_at: unix seconds, None before the first success.
+        process_start_time_seconds: of the server, None where its page does not tell.
+        events: the latest, oldest first.
+        restarts_total: seen since the start of this program.
         failures_total: count by (source, reason) since the start of this program.
     """
 
     replica: str
     url: str
     interval_seconds: float
+    state: ReplicaState | None = None
     sources: tuple[SourceStatus, ...] = ()
     problems: tuple[PageProblem, ...] = ()
     engines: tuple[Assessment, ...] = ()
     scrape_duration_seconds: float | None = None
     last_success_at: float | None = None
+    process_start_time_seconds: float | None = None
+    events: tuple[Event, ...] = ()
+    restarts_total: int = 0
     failures_total: tuple[tuple[tuple[str, FailureReason], int], ...] = ()
 
     @property
@@ -88,11 +133,29 @@ class ReplicaAssessment:
         return bool(self.sources)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadStatus:
+    """How the last loading of the config file went.
+
+    Attributes:
+        last_success_at: unix seconds.
+        fault: what was wrong with the file if the last loading failed; the config before it is in use.
+    """
+
+    last_success_at: float
+    fault: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class FleetAssessment:
-    """Everything that the outputs show, as of one instant."""
+    """Everything that the outputs show, as of one instant.
+
+    Attributes:
+        reload: None when there is no config file.
+    """
 
     replicas: tuple[ReplicaAssessment, ...]
+    reload: ReloadStatus | None = None
 
 
 def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
@@ -114,13 +177,14 @@ def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
 
 def withhold_stale(fleet: FleetAssessment, now: float) -> FleetAssessment:
     """The fleet as it may be shown at `now`: numbers older than three ticks are not shown as current."""
-    return FleetAssessment(
-        tuple(
+    return replace(
+        fleet,
+        replicas=tuple(
             replace(replica, engines=(), scrape_duration_seconds=None)
             if is_stale(replica, now) and replica.engines
             else replica
             for replica in fleet.replicas
-        )
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
-from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, read_geometry
+from kvheadroom.capacity.model_geometry import LatentAttention, ModelGeometry, UnknownGeometry, read_geometry
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 
@@ -176,6 +176,10 @@ class EngineFacts:
                 fact = getattr(self, name)
                 if fact is not None and fact.assumed:
                     found.append((name, fact.note or f"{fact.value} ({fact.origin})"))
+        if self.platform.value == CPU and self.model and isinstance(self.model.attention, LatentAttention):
+            found.append(
+                ("cpu_amx", "the CPU has no AMX; with AMX, latent attention takes other blocks than 16")
+            )
         found += [(name, f"{UNMODELLED_FLAGS[name] or 'off'} (default)") for name in self.unmodelled_defaults]
         return tuple(found)
 

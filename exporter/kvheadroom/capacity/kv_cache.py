@@ -1,13 +1,14 @@
 """Facts -> the layout of the KV cache: bytes of a token, bytes of a block, blocks of a session.
 
-Sources: vLLM 0.33.0 `v1/kv_cache_interface.py` (AttentionSpec.page_size_bytes, FullAttentionSpec),
+Sources: vLLM 0.33.0 `v1/kv_cache_interface.py` (AttentionSpec.page_size_bytes, FullAttentionSpec, MLAAttentionSpec),
 `config/model.py` (get_num_kv_heads), `platforms/cpu.py` (block size), `v1/core/kv_cache_utils.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.model_geometry import ModelGeometry
+from kvheadroom.capacity.gpu_catalogue import CPU
+from kvheadroom.capacity.model_geometry import FullAttention, LatentAttention, ModelGeometry
 
 # Bytes of one element. fp8 stores no scales with the blocks.
 KV_DTYPE_BYTES = {
@@ -22,27 +23,40 @@ KV_DTYPE_BYTES = {
 }
 
 
+CPU_MLA_BLOCK_SIZE = 16
+"""The CPU's latent-attention kernel knows no other (vllm/platforms/cpu.py); with AMX there is no such rule."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
     """How the KV cache of one GPU is cut, with every number that led there.
 
     Attributes:
-        kv_heads_per_gpu: after tensor parallelism; at least 1 (heads are replicated beyond that).
-        kv_dtype_bytes: bytes of one K or V element.
+        elements_per_layer: numbers that one layer keeps for one token on one GPU.
+        elements_are: how they come about, for people.
+        kv_dtype_bytes: bytes of one of them.
         bytes_per_token: all layers, one GPU.
         bytes_per_block: `bytes_per_token * block_size`, one GPU.
-        num_kv_groups: KV cache groups that share the pool; 1 for full attention.
+        num_kv_groups: KV cache groups that share the pool; 1 where all layers are alike.
     """
 
     num_layers: int
-    kv_heads_per_gpu: int
-    head_size: int
+    elements_per_layer: int
+    elements_are: str
     kv_dtype: str
     kv_dtype_bytes: int
     block_size: int
-    bytes_per_token: int
-    bytes_per_block: int
     num_kv_groups: int = 1
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in all layers, one GPU."""
+        return self.num_layers * self.elements_per_layer * self.kv_dtype_bytes
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block in all layers, one GPU."""
+        return self.bytes_per_token * self.block_size
 
     def blocks_per_session(self, tokens: int) -> int:
         """Blocks that one session of `tokens` tokens holds."""
@@ -50,17 +64,7 @@ class KvLayout:
 
     def with_block_size(self, block_size: int) -> "KvLayout":
         """The same cache cut into blocks of another size, e.g. the one that the engine really uses."""
-        return KvLayout(
-            num_layers=self.num_layers,
-            kv_heads_per_gpu=self.kv_heads_per_gpu,
-            head_size=self.head_size,
-            kv_dtype=self.kv_dtype,
-            kv_dtype_bytes=self.kv_dtype_bytes,
-            block_size=block_size,
-            bytes_per_token=self.bytes_per_token,
-            bytes_per_block=self.bytes_per_token * block_size,
-            num_kv_groups=self.num_kv_groups,
-        )
+        return replace(self, block_size=block_size)
 
 
 def plan_layout(facts: EngineFacts) -> KvLayout | str | None:
@@ -69,24 +73,43 @@ def plan_layout(facts: EngineFacts) -> KvLayout | str | None:
     if facts.obstacles or model is None:
         return None
     kv_dtype = _resolve_kv_dtype(facts, model)
-    if kv_dtype not in KV_DTYPE_BYTES:
+    if kv_dtype is None:
         return (
-            f"the rules of kv_cache_dtype={facts.kv_cache_dtype.value} are not known to this version"
-            if kv_dtype is not None
-            else "the checkpoint carries a KV-cache scheme of its own, which this version does not model; "
+            "the checkpoint carries a KV-cache scheme of its own, which this version does not model; "
             "set `flags: {kv_cache_dtype: fp8}` if vLLM's start-up log says so"
         )
-    kv_heads = max(1, model.num_kv_heads // facts.tensor_parallel_size.value)
-    bytes_per_token = model.num_layers * 2 * kv_heads * model.head_size * KV_DTYPE_BYTES[kv_dtype]
+    if kv_dtype not in KV_DTYPE_BYTES:
+        return f"the rules of kv_cache_dtype={facts.kv_cache_dtype.value} are not known to this version"
+    block_size = facts.block_size.value
+    if isinstance(model.attention, LatentAttention):
+        if facts.platform.value == CPU:
+            block_size = CPU_MLA_BLOCK_SIZE
+        elif facts.block_size.assumed:
+            return (
+                "with latent attention on a GPU the attention backend chooses the block size, which this "
+                "version does not model; set `flags: {block_size: N}` as vLLM's start-up log says"
+            )
+    elements, elements_are = _elements(model.attention, facts.tensor_parallel_size.value)
     return KvLayout(
         num_layers=model.num_layers,
-        kv_heads_per_gpu=kv_heads,
-        head_size=model.head_size,
+        elements_per_layer=elements,
+        elements_are=elements_are,
         kv_dtype=kv_dtype,
         kv_dtype_bytes=KV_DTYPE_BYTES[kv_dtype],
-        block_size=facts.block_size.value,
-        bytes_per_token=bytes_per_token,
-        bytes_per_block=bytes_per_token * facts.block_size.value,
+        block_size=block_size,
+    )
+
+
+def _elements(attention: FullAttention | LatentAttention, tensor_parallel_size: int) -> tuple[int, str]:
+    """(elements of one token in one layer on one GPU, how they come about)."""
+    if isinstance(attention, LatentAttention):
+        rank, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
+        return rank + rope, f"(kv_lora_rank {rank} + qk_rope_head_dim {rope}, a full copy on every GPU)"
+    # Heads are shared out; beyond one head per GPU they are replicated, never split.
+    heads = max(1, attention.num_kv_heads // tensor_parallel_size)
+    return (
+        2 * heads * attention.head_size,
+        f"2 (K and V) × {heads} KV heads per GPU × {attention.head_size}",
     )
 
 

@@ -26,19 +26,42 @@ FULL_ATTENTION_ARCHITECTURES = frozenset(
     }
 )
 
+# Architectures whose every layer is one dense latent-attention layer (vLLM's MLAAttentionSpec) when
+# `kv_lora_rank` is set: deepseek_v2.py of 0.33.0, `is_deepseek_mla` in model_arch_config_convertor.py.
+LATENT_ATTENTION_ARCHITECTURES = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"})
+
 # Models of Qwen's family carry `sliding_window` also where it is switched off.
 _SLIDING_WINDOW_SWITCH = "use_sliding_window"
 
 
 @dataclass(frozen=True, slots=True)
+class FullAttention:
+    """MHA, GQA or MQA: K and V of every head.
+
+    Attributes:
+        num_kv_heads: K/V heads of the whole model, before tensor parallelism.
+        head_size: elements of one K or V head of one token; K and V have the same.
+    """
+
+    num_kv_heads: int
+    head_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """MLA: one latent vector per token, the same on every tensor-parallel rank."""
+
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelGeometry:
-    """Full attention in every layer (MHA, GQA or MQA).
+    """What one kind of attention in every layer needs.
 
     Attributes:
         architecture: `architectures[0]`.
         num_layers: layers that own a KV cache.
-        num_kv_heads: K/V heads of the whole model, before tensor parallelism.
-        head_size: elements of one K or V head of one token; K and V have the same.
         dtype: the checkpoint's own dtype (`torch_dtype` or `dtype`), None when config.json names none.
         max_position_embeddings: the longest context of the model, None when config.json names none.
         declares_kv_scheme: the checkpoint carries a KV-cache quantization of its own.
@@ -46,8 +69,7 @@ class ModelGeometry:
 
     architecture: str
     num_layers: int
-    num_kv_heads: int
-    head_size: int
+    attention: FullAttention | LatentAttention
     dtype: str | None
     max_position_embeddings: int | None
     declares_kv_scheme: bool
@@ -66,8 +88,8 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry | UnknownGeometry:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         return UnknownGeometry("config.json names no architecture (key `architectures`)")
     architecture = architectures[0]
-    if architecture not in FULL_ATTENTION_ARCHITECTURES:
-        known = ", ".join(sorted(FULL_ATTENTION_ARCHITECTURES))
+    if architecture not in FULL_ATTENTION_ARCHITECTURES | LATENT_ATTENTION_ARCHITECTURES:
+        known = ", ".join(sorted(FULL_ATTENTION_ARCHITECTURES | LATENT_ATTENTION_ARCHITECTURES))
         return UnknownGeometry(
             f"the KV-cache rules of {architecture} are not known to this version (known: {known})"
         )
@@ -77,9 +99,10 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry | UnknownGeometry:
 
     try:
         num_layers = _count(config, "num_hidden_layers")
-        num_heads = _count(config, "num_attention_heads")
-        num_kv_heads = _count(config, "num_key_value_heads", default=num_heads)
-        head_size = _count(config, "head_dim", default=_count(config, "hidden_size") // num_heads)
+        if architecture in LATENT_ATTENTION_ARCHITECTURES:
+            attention: FullAttention | LatentAttention = _latent_attention(config)
+        else:
+            attention = _full_attention(config)
         positions = _count(config, "max_position_embeddings", default=0) or None
     except _BadFieldError as bad:
         return UnknownGeometry(str(bad))
@@ -87,8 +110,7 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry | UnknownGeometry:
     return ModelGeometry(
         architecture=architecture,
         num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
+        attention=attention,
         dtype=dtype if isinstance(dtype, str) else None,
         max_position_embeddings=positions,
         declares_kv_scheme=_declares_kv_scheme(config),
@@ -97,6 +119,23 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry | UnknownGeometry:
 
 class _BadFieldError(ValueError):
     pass
+
+
+def _full_attention(config: Mapping[str, Any]) -> FullAttention:
+    num_heads = _count(config, "num_attention_heads")
+    return FullAttention(
+        num_kv_heads=_count(config, "num_key_value_heads", default=num_heads),
+        head_size=_count(config, "head_dim", default=_count(config, "hidden_size") // num_heads),
+    )
+
+
+def _latent_attention(config: Mapping[str, Any]) -> LatentAttention:
+    if config.get("is_causal") is False:
+        raise _BadFieldError("`is_causal` is false: vLLM does not use latent attention then, not modelled")
+    return LatentAttention(
+        kv_lora_rank=_count(config, "kv_lora_rank"),
+        qk_rope_head_dim=_count(config, "qk_rope_head_dim"),
+    )
 
 
 def _count(config: Mapping[str, Any], key: str, *, default: int | None = None) -> int:

@@ -40,7 +40,8 @@ def observe(snapshot: EngineSnapshot, layout: KvLayout | None, max_model_len: in
     blocks = snapshot.num_blocks
     usable = blocks - 1 if blocks is not None and blocks > 1 else None
     used = free = None
-    if usable is not None and snapshot.kv_usage_ratio is not None:
+    # A sleeping engine has given its memory up: blocks that it calls free are not there to be used.
+    if usable is not None and snapshot.kv_usage_ratio is not None and not snapshot.sleeping:
         used = round(snapshot.kv_usage_ratio * usable)
         free = usable - used
     block_size = snapshot.attention_block_size or snapshot.block_size

@@ -32,7 +32,8 @@ class Prediction:
     """As much as can be predicted, and why not more.
 
     Attributes:
-        cannot_predict: reasons, each one sentence; empty when the prediction is whole.
+        cannot_predict: what is known but not modelled, each one sentence. What is not known stands in
+            `EngineFacts.missing`.
     """
 
     layout: KvLayout | None
@@ -57,7 +58,6 @@ def predict(facts: EngineFacts) -> Prediction:
     if isinstance(budget, str):
         reasons.append(budget)
         budget = None
-    reasons += [f"{missing.fact} is missing: {missing.why}" for missing in facts.missing]
     pool = None
     if layout is not None:
         num_blocks = None

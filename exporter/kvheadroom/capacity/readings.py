@@ -16,9 +16,11 @@ class FailureReason(StrEnum):
     UNREACHABLE = "unreachable"
     TLS = "tls"
     HTTP_STATUS = "http_status"
+    UNAVAILABLE = "unavailable"
     TOO_LARGE = "too_large"
     BAD_ANSWER = "bad_answer"
     NOT_VLLM = "not_vllm"
+    STATS_DISABLED = "stats_disabled"
     NOT_FOUND = "not_found"
     INTERNAL = "internal"
 
@@ -102,6 +104,7 @@ class EngineSnapshot:
         max_concurrency: vLLM's own `kv_cache_max_concurrency`: requests of max_model_len that fit.
         kv_usage_ratio: used share of the usable blocks, 0-1.
         requests_waiting_by_reason: `capacity` and `deferred` (0.20 and later).
+        sleeping: vLLM's sleep mode: weights or pool are not in GPU memory (0.11.2 and later).
         *_total: counters since the server's start; prefix counters in tokens.
     """
 
@@ -125,6 +128,7 @@ class EngineSnapshot:
     external_prefix_cache_hits_total: float | None = None
     prompt_tokens_total: float | None = None
     generation_tokens_total: float | None = None
+    sleeping: bool | None = None
     echoed: EchoedFlags = EchoedFlags()
 
 

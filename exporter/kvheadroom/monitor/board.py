@@ -1,6 +1,8 @@
-"""The latest assessment of every replica, swapped in by one reference assignment. Readers never lock."""
+"""The latest assessment of the fleet, swapped in by one reference assignment. Readers never lock."""
 
-from kvheadroom.capacity.assessment import FleetAssessment, ReplicaAssessment
+from dataclasses import replace
+
+from kvheadroom.capacity.assessment import FleetAssessment, ReloadStatus, ReplicaAssessment
 
 
 class Board:
@@ -15,7 +17,18 @@ class Board:
         return self._fleet
 
     def publish(self, replica: ReplicaAssessment) -> None:
-        """Replace one replica's assessment."""
-        self._fleet = FleetAssessment(
-            tuple(replica if old.replica == replica.replica else old for old in self._fleet.replicas)
+        """Replace one replica's assessment; one that is no longer on the board stays off it."""
+        self._fleet = replace(
+            self._fleet,
+            replicas=tuple(
+                replica if old.replica == replica.replica else old for old in self._fleet.replicas
+            ),
         )
+
+    def set_replicas(self, replicas: tuple[ReplicaAssessment, ...]) -> None:
+        """Another set of replicas, after a reload."""
+        self._fleet = replace(self._fleet, replicas=replicas)
+
+    def set_reload(self, reload: ReloadStatus) -> None:
+        """How the config file was loaded."""
+        self._fleet = replace(self._fleet, reload=reload)

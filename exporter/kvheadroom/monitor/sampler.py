@@ -12,10 +12,21 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from kvheadroom.capacity.assessment import Assessment, Reading, ReplicaAssessment, SourceStatus, assess
+from kvheadroom.capacity.assessment import (
+    Assessment,
+    Event,
+    EventKind,
+    Reading,
+    ReplicaAssessment,
+    ReplicaState,
+    SourceStatus,
+    assess,
+)
+from kvheadroom.capacity.events import counters_fell, events_between, progress
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.readings import (
     EchoedFlags,
+    EngineSnapshot,
     FailureReason,
     Scrape,
     SourceFailure,
@@ -25,6 +36,8 @@ from kvheadroom.monitor.board import Board
 
 log = logging.getLogger(__name__)
 
+MAX_EVENTS = 50
+IDLE_HEALTH_TICKS = 6
 RESOLVE_AGAIN_AFTER_SECONDS = 60.0
 """Facts are asked for again this often while something is missing; a restart asks at once."""
 
@@ -39,28 +52,39 @@ class Resolution:
 
 FetchPage = Callable[[], Awaitable[tuple[Scrape, VllmPage] | SourceFailure]]
 ResolveFacts = Callable[[VllmPage], Awaitable[Resolution]]
+AskHealth = Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSources:
+    """The outside of one replica, as callables.
+
+    Attributes:
+        fetch_page: scrape and read `/metrics`.
+        resolve_facts: ask for everything that does not change until a restart.
+        ask_health: whether `/health` answers 200; asked only when something looks wrong.
+    """
+
+    fetch_page: FetchPage
+    resolve_facts: ResolveFacts
+    ask_health: AskHealth
 
 
 class ReplicaSampler:
     """Samples one replica and publishes its assessment on the board."""
 
     def __init__(
-        self,
-        first: ReplicaAssessment,
-        session_tokens: tuple[int, ...],
-        fetch_page: FetchPage,
-        resolve_facts: ResolveFacts,
-        board: Board,
+        self, first: ReplicaAssessment, session_tokens: tuple[int, ...], sources: ReplicaSources, board: Board
     ) -> None:
         self._last = first
         self._session_tokens = session_tokens
-        self._fetch_page = fetch_page
-        self._resolve_facts = resolve_facts
+        self._sources = sources
         self._board = board
         self._failures: Counter[tuple[str, FailureReason]] = Counter()
         self._resolution: Resolution | None = None
         self._resolved_for: object = None
         self._resolved_at = 0.0
+        self._ticks_still = 0
 
     async def tick(self, now: float) -> None:
         """One scrape and its consequences.
@@ -68,25 +92,56 @@ class ReplicaSampler:
         Args:
             now: unix seconds.
         """
-        answer = await self._fetch_page()
+        answer = await self._sources.fetch_page()
         if isinstance(answer, SourceFailure):
-            self._fail(answer)
-            # Whatever answers next may be another server.
-            self._resolution = None
+            await self._tick_failed(answer, now)
             return
         scrape, page = answer
         resolution = await self._facts(page, now)
-        engines = tuple(self._assess(page, resolution, scrape, index) for index in range(len(page.engines)))
-        self._publish(
-            replace(
-                self._last,
-                sources=(SourceStatus(source="metrics", failure=None), *resolution.sources),
-                problems=page.problems,
-                engines=engines,
-                scrape_duration_seconds=scrape.duration_seconds,
-                last_success_at=scrape.taken_at,
-            )
+        after = replace(
+            self._last,
+            sources=(SourceStatus(source="metrics", failure=None), *resolution.sources),
+            problems=page.problems,
+            engines=tuple(self._assess(snapshot, resolution, scrape) for snapshot in page.engines),
+            scrape_duration_seconds=scrape.duration_seconds,
+            last_success_at=scrape.taken_at,
+            process_start_time_seconds=page.process_start_time_seconds,
         )
+        happened = events_between(self._last, after, now)
+        self._publish(after, await self._state(page), happened, now)
+
+    async def _tick_failed(self, failure: SourceFailure, now: float) -> None:
+        self._count(failure)
+        # Whatever answers next may be another server.
+        self._resolution = None
+        state = ReplicaState.DOWN
+        if failure.reason is FailureReason.STATS_DISABLED:
+            state = ReplicaState.STATS_DISABLED
+        elif failure.reason is FailureReason.UNAVAILABLE and await self._sources.ask_health():
+            # While elastic scaling runs, vLLM answers 503 to everything but /health.
+            state = ReplicaState.SCALING
+        # The other sources were not asked: that they answered before the failure says nothing now.
+        after = replace(self._last, sources=(SourceStatus(source=failure.source, failure=failure),))
+        self._publish(after, state, (), now)
+
+    async def _state(self, page: VllmPage) -> ReplicaState:
+        """The state of a replica whose page was read.
+
+        A wedged engine keeps its old gauges and answers scrapes; what tells is that its counters stand still
+        while /health fails. Health is asked for only when the counters stand still: at every tick
+        while requests are there to be worked on, now and then while there are none.
+        """
+        if not page.engines:
+            return ReplicaState.STARTING
+        if all(engine.sleeping for engine in page.engines):
+            return ReplicaState.SLEEPING
+        before = tuple(engine.snapshot for engine in self._last.engines)
+        self._ticks_still = self._ticks_still + 1 if progress(before) == progress(page.engines) else 0
+        in_flight = any(engine.requests_running or engine.requests_waiting for engine in page.engines)
+        suspicious = self._ticks_still > 0 and (in_flight or self._ticks_still % IDLE_HEALTH_TICKS == 0)
+        if suspicious or (self._last.state is ReplicaState.WEDGED and self._ticks_still > 0):
+            return ReplicaState.SERVING if await self._sources.ask_health() else ReplicaState.WEDGED
+        return ReplicaState.SERVING
 
     async def run(self) -> None:
         """Tick for ever, each replica at its own phase of the interval."""
@@ -101,38 +156,33 @@ class ReplicaSampler:
             except Exception as error:
                 # A fault of ours ends this tick, not the monitor: it is counted and the board ages.
                 log.exception("replica %s: this tick failed, please report it", self._last.replica)
-                self._fail(
-                    SourceFailure("metrics", FailureReason.INTERNAL, f"a fault of kvheadroom: {error!r}")
-                )
+                fault = SourceFailure("metrics", FailureReason.INTERNAL, f"a fault of kvheadroom: {error!r}")
+                await self._tick_failed(fault, time.time())
             next_at = max(next_at + interval, time.monotonic())
             await asyncio.sleep(next_at - time.monotonic())
 
     async def _facts(self, page: VllmPage, now: float) -> Resolution:
         identity = _identity(page)
+        if counters_fell(tuple(e.snapshot for e in self._last.engines), page.engines):
+            self._resolution = None
         incomplete = self._resolution is not None and any(not s.up for s in self._resolution.sources)
         if (
             self._resolution is None
             or identity != self._resolved_for
             or (incomplete and now - self._resolved_at >= RESOLVE_AGAIN_AFTER_SECONDS)
         ):
-            self._resolution = await self._resolve_facts(page)
+            self._resolution = await self._sources.resolve_facts(page)
             self._resolved_for, self._resolved_at = identity, now
             for source in self._resolution.sources:
                 if source.failure is not None:
                     self._count(source.failure)
         return self._resolution
 
-    def _assess(self, page: VllmPage, resolution: Resolution, scrape: Scrape, index: int) -> Assessment:
-        snapshot = page.engines[index]
+    def _assess(self, snapshot: EngineSnapshot, resolution: Resolution, scrape: Scrape) -> Assessment:
         return assess(
             Reading(facts=resolution.facts[snapshot.engine], snapshot=snapshot, taken_at=scrape.taken_at),
             self._session_tokens,
         )
-
-    def _fail(self, failure: SourceFailure) -> None:
-        self._count(failure)
-        # The other sources were not asked: that they answered before the failure says nothing now.
-        self._publish(replace(self._last, sources=(SourceStatus(source=failure.source, failure=failure),)))
 
     def _count(self, failure: SourceFailure) -> None:
         self._failures[failure.source, failure.reason] += 1
@@ -141,8 +191,22 @@ class ReplicaSampler:
             # Said once per change, not once per tick.
             log.warning("replica %s: %s", self._last.replica, failure.detail)
 
-    def _publish(self, replica: ReplicaAssessment) -> None:
-        self._last = replace(replica, failures_total=tuple(sorted(self._failures.items())))
+    def _publish(
+        self, after: ReplicaAssessment, state: ReplicaState, happened: tuple[Event, ...], now: float
+    ) -> None:
+        before = self._last.state
+        if before is not None and before is not state:
+            event = Event(at=now, kind=EventKind.STATE_CHANGED, detail=f"{before} -> {state}")
+            happened = (*happened, event)
+        for event in happened:
+            log.info("replica %s: %s: %s", self._last.replica, event.kind, event.detail)
+        self._last = replace(
+            after,
+            state=state,
+            events=(*after.events, *happened)[-MAX_EVENTS:],
+            restarts_total=after.restarts_total + sum(e.kind is EventKind.RESTARTED for e in happened),
+            failures_total=tuple(sorted(self._failures.items())),
+        )
         self._board.publish(self._last)
 
 

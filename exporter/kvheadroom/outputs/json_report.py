@@ -27,6 +27,7 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
     return {
         "notice": notice,
         "now": now,
+        "config_fault": None if fleet.reload is None else fleet.reload.fault,
         "replicas": [_replica(replica, now) for replica in fleet.replicas],
     }
 
@@ -76,6 +77,11 @@ def _replica(replica: ReplicaAssessment, now: float) -> dict[str, Any]:
     return {
         "replica": replica.replica,
         "url": replica.url,
+        "state": None if replica.state is None else str(replica.state),
+        "restarts_total": replica.restarts_total,
+        "events": [
+            {"at": event.at, "kind": str(event.kind), "detail": event.detail} for event in replica.events
+        ],
         "stale": is_stale(replica, now),
         "last_success_at": replica.last_success_at,
         "scrape_duration_seconds": replica.scrape_duration_seconds,
@@ -113,8 +119,8 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             "layout": layout
             and {
                 "num_layers": layout.num_layers,
-                "kv_heads_per_gpu": layout.kv_heads_per_gpu,
-                "head_size": layout.head_size,
+                "elements_per_layer": layout.elements_per_layer,
+                "elements_are": layout.elements_are,
                 "kv_dtype": layout.kv_dtype,
                 "kv_dtype_bytes": layout.kv_dtype_bytes,
                 "num_kv_groups": layout.num_kv_groups,

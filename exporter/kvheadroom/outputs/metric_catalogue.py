@@ -246,6 +246,30 @@ ASSUMED_FACT = Metric(
     (*ENGINE_LABELS, "fact"),
     "1 for each fact that the prediction takes on trust (a default of vLLM, or a guess).",
 )
+REPLICA_STATE = Metric(
+    "replica_state",
+    "gauge",
+    ("replica", "state"),
+    "1 for the state the replica is in: serving, starting, sleeping, scaling, wedged, stats_disabled or down.",
+)
+REPLICA_RESTARTS = Metric(
+    "replica_restarts_total",
+    "counter",
+    ("replica",),
+    "Restarts of the server seen since kvheadroom's start (its process began anew, or its counters did).",
+)
+RELOAD_SUCCESSFUL = Metric(
+    "config_last_reload_successful",
+    "gauge",
+    (),
+    "1 if the config file was fine when last read, 0 if the config before it is still in use.",
+)
+RELOAD_SUCCESS_TIME = Metric(
+    "config_last_reload_success_timestamp_seconds",
+    "gauge",
+    (),
+    "Unix time at which the config in use was read.",
+)
 BUILD_INFO = Metric("build_info", "gauge", ("version",), "1; the label tells kvheadroom's version.")
 
 CATALOGUE: tuple[Metric, ...] = (
@@ -262,5 +286,9 @@ CATALOGUE: tuple[Metric, ...] = (
     SCRAPE_DURATION,
     MISSING_FACT,
     ASSUMED_FACT,
+    REPLICA_STATE,
+    REPLICA_RESTARTS,
+    RELOAD_SUCCESSFUL,
+    RELOAD_SUCCESS_TIME,
     BUILD_INFO,
 )

@@ -46,6 +46,8 @@ class _Fleet(Collector):
     def _samples(self, metric: m.Metric) -> Iterator[Sample]:
         if metric is m.BUILD_INFO:
             yield (__version__,), 1.0
+        elif metric in _FLEET_SAMPLES:
+            yield from _FLEET_SAMPLES[metric](self._fleet)
         elif metric in _REPLICA_SAMPLES:
             for replica in self._fleet.replicas:
                 yield from _REPLICA_SAMPLES[metric](replica)
@@ -93,6 +95,26 @@ def _duration(replica: ReplicaAssessment) -> Iterator[Sample]:
         yield (replica.replica,), replica.scrape_duration_seconds
 
 
+def _state(replica: ReplicaAssessment) -> Iterator[Sample]:
+    if replica.state is not None:
+        yield (replica.replica, replica.state), 1.0
+
+
+def _restarts(replica: ReplicaAssessment) -> Iterator[Sample]:
+    if replica.attempted:
+        yield (replica.replica,), replica.restarts_total
+
+
+def _reload_successful(fleet: FleetAssessment) -> Iterator[Sample]:
+    if fleet.reload is not None:
+        yield (), float(fleet.reload.fault is None)
+
+
+def _reload_success_time(fleet: FleetAssessment) -> Iterator[Sample]:
+    if fleet.reload is not None:
+        yield (), fleet.reload.last_success_at
+
+
 def _sessions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
     def samples(engine: Assessment) -> Iterator[Sample]:
         for row in engine.sessions:
@@ -124,6 +146,12 @@ _REPLICA_SAMPLES: dict[m.Metric, Callable[[ReplicaAssessment], Iterator[Sample]]
     m.SOURCE_UP: _sources,
     m.SOURCE_FAILURES: _failures,
     m.SCRAPE_DURATION: _duration,
+    m.REPLICA_STATE: _state,
+    m.REPLICA_RESTARTS: _restarts,
+}
+_FLEET_SAMPLES: dict[m.Metric, Callable[[FleetAssessment], Iterator[Sample]]] = {
+    m.RELOAD_SUCCESSFUL: _reload_successful,
+    m.RELOAD_SUCCESS_TIME: _reload_success_time,
 }
 _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.PREDICTED_SESSIONS: _sessions("predicted"),

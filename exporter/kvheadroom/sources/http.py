@@ -71,7 +71,9 @@ async def fetch(
                 url, headers=headers, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=None)
             ) as response:
                 if response.status != 200:
-                    return failed(FailureReason.HTTP_STATUS, _status_text(response))
+                    unavailable = response.status == 503
+                    reason = FailureReason.UNAVAILABLE if unavailable else FailureReason.HTTP_STATUS
+                    return failed(reason, _status_text(response))
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     return failed(
                         FailureReason.BAD_ANSWER, "the answer is compressed though none was asked for"

@@ -24,6 +24,7 @@ from kvheadroom.capacity.readings import (
 INFO_METRIC = "cache_config_info"
 PROCESS_START = b"process_start_time_seconds"
 WAITING_BY_REASON = "num_requests_waiting_by_reason"
+SLEEP_STATE = "engine_sleep_state"
 
 # vLLM's sample name (without `vllm:`) -> field of EngineSnapshot. Where a release says one thing under two
 # names, both stand here, the preferred one first (0.9.2-0.10.2 show both spellings of the usage).
@@ -48,7 +49,7 @@ WAITING_REASONS: Mapping[str, str] = {
 }
 RATIOS = frozenset({"kv_usage_ratio"})
 
-_WANTED = frozenset({INFO_METRIC, WAITING_BY_REASON, *GAUGES, *COUNTERS})
+_WANTED = frozenset({INFO_METRIC, WAITING_BY_REASON, SLEEP_STATE, *GAUGES, *COUNTERS})
 _NAME = re.compile(rb"vllm[:_]([a-zA-Z0-9_:]+)")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*(?:,|(?=\}))')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
@@ -171,10 +172,17 @@ def _collect(samples: list[_Sample], problems: list[PageProblem]) -> tuple[Engin
     infos: dict[str, dict[str, str]] = {}
     model_names: dict[str, str] = {}
     taken_from: dict[tuple[str, str], str] = {}
+    sleeping: dict[str, bool] = {}
     for name, labels, value in samples:
         engine = labels.get("engine", "0")
         if name == INFO_METRIC:
             infos[engine] = labels
+            continue
+        if name == SLEEP_STATE:
+            if labels.get("sleep_state") == "awake":
+                sleeping[engine] = value == 0
+            if labels.get("model_name"):
+                model_names.setdefault(engine, labels["model_name"])
             continue
         field = _field_of(name, labels)
         if field is None:
@@ -206,7 +214,10 @@ def _collect(samples: list[_Sample], problems: list[PageProblem]) -> tuple[Engin
 
     engines = sorted({*values, *infos}, key=_engine_order)
     return tuple(
-        _snapshot(engine, values.get(engine, {}), infos.get(engine), len(infos), model_names.get(engine))
+        replace(
+            _snapshot(engine, values.get(engine, {}), infos.get(engine), len(infos), model_names.get(engine)),
+            sleeping=sleeping.get(engine),
+        )
         for engine in engines
     )
 

@@ -39,6 +39,12 @@ async def fetch_server_answers(
     }
 
 
+async def is_healthy(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_seconds: float) -> bool:
+    """Whether `/health` answers 200; vLLM answers 503 there once its engine is dead."""
+    answer = await fetch(session, endpoint, "/health", source="health", timeout_seconds=timeout_seconds)
+    return isinstance(answer, Scrape)
+
+
 def _base_model(models: Any) -> tuple[str | None, int | None] | None:
     """(root, max_model_len) of the base model; LoRA adapters name it as their parent."""
     data = models.get("data") if isinstance(models, dict) else None

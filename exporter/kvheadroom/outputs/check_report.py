@@ -1,0 +1,74 @@
+"""What `kvheadroom check` prints: per replica what each source gives, what is assumed, what is missing."""
+
+from collections.abc import Iterator
+
+from kvheadroom.capacity.assessment import Assessment, FleetAssessment, ReplicaAssessment
+from kvheadroom.outputs.numbers import count, seconds, signed
+
+
+def is_complete(replica: ReplicaAssessment) -> bool:
+    """Whether every source answered, nothing was wrong on the page, and a whole prediction was made."""
+    return (
+        bool(replica.engines)
+        and all(source.up for source in replica.sources)
+        and not replica.problems
+        and not any(engine.prediction.cannot_predict or engine.facts.missing for engine in replica.engines)
+    )
+
+
+def check_report(fleet: FleetAssessment) -> Iterator[str]:
+    """One line after the other."""
+    for replica in fleet.replicas:
+        yield f"replica {replica.replica}  {replica.url}  {replica.state}"
+        for source in replica.sources:
+            if source.failure is None:
+                yield _row(source.source, "ok" + _gives(source.source, replica))
+            else:
+                yield _row(source.source, f"FAILED, {source.failure.reason}: {source.failure.detail}")
+        for problem in replica.problems:
+            yield _row("problem", f"{problem.reason}: {problem.detail}")
+        for engine in replica.engines:
+            yield from _engine(engine)
+        yield ""
+    complete = sum(is_complete(replica) for replica in fleet.replicas)
+    yield f"{complete} of {len(fleet.replicas)} replicas complete"
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:<12}{text}"
+
+
+def _gives(source: str, replica: ReplicaAssessment) -> str:
+    if not replica.engines:
+        return ""
+    facts = replica.engines[0].facts
+    if source == "metrics":
+        engines = "1 engine" if len(replica.engines) == 1 else f"{len(replica.engines)} engines"
+        return f", {engines}, {seconds(replica.scrape_duration_seconds)}"
+    if source == "version" and facts.version is not None:
+        return f", vLLM {facts.version.value}"
+    if source == "models" and facts.max_model_len is not None:
+        return f", max_model_len {count(facts.max_model_len.value)}"
+    if source == "model_files" and facts.model_folder is not None:
+        architecture = "an architecture not known here" if facts.model is None else facts.model.architecture
+        return f", {architecture} in {facts.model_folder.value}"
+    return ""
+
+
+def _engine(engine: Assessment) -> Iterator[str]:
+    snapshot, prediction, observation = engine.snapshot, engine.prediction, engine.observation
+    yield _row(f"engine {snapshot.engine}", f"{snapshot.model_name or 'model not told'}")
+    predicted = None if prediction.pool is None else prediction.pool.pool_tokens
+    difference = None if engine.difference is None else engine.difference.tokens
+    yield _row(
+        "  pool",
+        f"predicted {count(predicted)} tokens, observed {count(observation.pool_tokens)}, "
+        f"difference {signed(difference)}",
+    )
+    for name, what in engine.facts.assumed():
+        yield _row("  assumed", f"{name}: {what}")
+    for fact in engine.facts.missing:
+        yield _row("  missing", f"{fact.fact}: {fact.why}")
+        yield _row("", f"  way out: {fact.way_out}")
+    for reason in prediction.cannot_predict:
+        yield _row("  cannot", f"predict: {reason}")

@@ -1,0 +1,44 @@
+"""Numbers as a person reads them, for the page and the terminal."""
+
+GIB = 1024**3
+MIB = 1024**2
+
+
+def count(value: float | None) -> str:
+    """`1,234`; at most two decimals where the number is no whole one; a dash where it is not known."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def signed(value: float | None) -> str:
+    """`+1,234`, `-5`, `0`."""
+    if value is None:
+        return "–"
+    return "0" if value == 0 else f"{'+' if value > 0 else '-'}{count(abs(value))}"
+
+
+def percent(value: float | None) -> str:
+    """A ratio as a percentage with one decimal."""
+    return "–" if value is None else f"{value * 100:.1f} %"
+
+
+def signed_percent(value: float | None) -> str:
+    """A ratio as a signed percentage with two decimals."""
+    return "–" if value is None else f"{value * 100:+.2f} %"
+
+
+def size(value: float | None) -> str:
+    """Bytes as GiB, MiB or bytes: binary units, said so."""
+    if value is None:
+        return "–"
+    if abs(value) >= GIB:
+        return f"{value / GIB:,.2f} GiB"
+    return f"{value / MIB:,.2f} MiB" if abs(value) >= MIB else f"{value:,.0f} B"
+
+
+def seconds(value: float | None) -> str:
+    """A duration or an age."""
+    if value is None:
+        return "never"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.0f} s"
