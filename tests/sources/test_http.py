@@ -160,6 +160,35 @@ def test_half_a_page_is_a_bad_answer() -> None:
         assert failure(url).reason is FailureReason.BAD_ANSWER
 
 
+def test_a_redirect_to_another_host_is_never_followed_and_no_key_goes_there() -> None:
+    with http_server({"/v1/models": text_answer("{}")}) as (other, seen_there):
+
+        def away(request: BaseHTTPRequestHandler) -> None:
+            request.send_response(307)
+            request.send_header("Location", other + request.path)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+
+        with http_server({"/version": away, "/v1/models": away}) as (url, _):
+            result = with_session(
+                lambda session: fetch_server_answers(session, Endpoint(url, "s3cret"), timeout_seconds=5)
+            )
+    assert isinstance(result, tuple)
+    assert {f.reason for f in result[1].values()} == {FailureReason.HTTP_STATUS}
+    assert seen_there == []
+
+
+def test_plain_http_to_a_server_that_hangs_up_asks_whether_it_is_https() -> None:
+    def hang_up(request: BaseHTTPRequestHandler) -> None:
+        request.close_connection = True
+        request.connection.shutdown(socket.SHUT_RDWR)
+
+    with http_server({"/metrics": hang_up}) as (url, _):
+        answer = failure(url)
+    assert answer.reason is FailureReason.BAD_ANSWER
+    assert "is the server https?" in answer.detail
+
+
 def test_https_to_a_plain_http_server_is_a_tls_failure_that_says_so() -> None:
     with http_server({"/metrics": text_answer("x 1\n")}) as (url, _):
         answer = failure(url.replace("http:", "https:"))

@@ -74,3 +74,18 @@ def test_a_config_of_absurd_size_is_not_read(tmp_path: Path) -> None:
     failure = read_model_files(str(tmp_path))
     assert isinstance(failure, SourceFailure)
     assert failure.reason is FailureReason.TOO_LARGE
+
+
+def test_a_gguf_file_is_told_from_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    failure = read_model_files(str(tmp_path / "model.gguf"))
+    assert isinstance(failure, SourceFailure)
+    assert failure.reason is FailureReason.BAD_ANSWER
+    assert "a GGUF file carries none" in failure.detail
+
+
+def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    failure = read_model_files(str(tmp_path))
+    assert isinstance(failure, SourceFailure)
+    assert "holds an adapter (adapter_config.json), not the model it is for" in failure.detail

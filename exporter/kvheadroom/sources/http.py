@@ -98,7 +98,10 @@ async def fetch(
             return failed(FailureReason.REFUSED, "nothing listens there; is vLLM running?")
         return failed(FailureReason.UNREACHABLE, f"{error.os_error.strerror or error}")
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return failed(FailureReason.BAD_ANSWER, f"not HTTP, or cut off ({type(error).__name__}: {error})")
+        return failed(
+            FailureReason.BAD_ANSWER,
+            f"not HTTP, or cut off; is the server https? ({type(error).__name__}: {error})",
+        )
     return Scrape(bytes(body), taken_at, time.monotonic() - started)
 
 

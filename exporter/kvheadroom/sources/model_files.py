@@ -10,6 +10,7 @@ from kvheadroom.capacity.readings import FailureReason, SourceFailure
 
 SOURCE = "model_files"
 CONFIG_NAME = "config.json"
+ADAPTER_NAME = "adapter_config.json"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_CONFIG_BYTES = 16 * 1024**2
 MAX_INDEX_BYTES = 256 * 1024**2
@@ -19,7 +20,7 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
     """Read a model's folder; blocking, so the daemon calls it in a thread."""
     config = _read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
     if isinstance(config, SourceFailure):
-        return config
+        return _explained(Path(folder), config)
     index = _read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
     total = None
     if not isinstance(index, SourceFailure):
@@ -32,6 +33,20 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
     elif index.reason is not FailureReason.NOT_FOUND:
         return index
     return ModelFiles(folder=folder, config=config, weights_bytes=total, assumed_because=assumed_because)
+
+
+def _explained(folder: Path, failure: SourceFailure) -> SourceFailure:
+    """A missing config.json, told apart by what is there in its place."""
+    try:
+        if folder.suffix == ".gguf" or folder.is_file():
+            detail = f"{folder}: is a file, not a folder with a {CONFIG_NAME}; a GGUF file carries none"
+        elif (folder / ADAPTER_NAME).is_file():
+            detail = f"{folder}: holds an adapter ({ADAPTER_NAME}), not the model it is for"
+        else:
+            return failure
+    except OSError:
+        return failure
+    return SourceFailure(SOURCE, FailureReason.BAD_ANSWER, detail)
 
 
 def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | SourceFailure:
