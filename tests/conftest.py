@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.doubles.fake_nvml import build_library
 from tests.end_to_end.prometheus_server import (
     GENERATIONS,
     Binaries,
@@ -74,6 +75,12 @@ def _prometheus(generation: Generation) -> Binaries:
         return find_binaries(generation)
     except PrometheusUnavailableError as reason:
         unavailable(str(reason))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake NVIDIA driver, compiled."""
+    return build_library(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,14 +80,16 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def daemon(*arguments: str | Path, listen: str = "127.0.0.1:0") -> Iterator[Daemon]:
+def daemon(
+    *arguments: str | Path, listen: str = "127.0.0.1:0", environment: Mapping[str, str] | None = None
+) -> Iterator[Daemon]:
     """Run `kvheadroom ARGUMENTS`, ended at the end."""
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments), "--web.listen-address", listen],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**(environment or os.environ), "PYTHONUNBUFFERED": "1"},
     )
     try:
         yield Daemon(process)

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 # command -> package that has it
-declare -A wanted=([prometheus]=prometheus [promtool]=prometheus)
+declare -A wanted=([prometheus]=prometheus [promtool]=prometheus [gcc]="gcc libc6-dev")
 for argument in "$@"; do
   case $argument in
     --lab) wanted[chromium]=chromium ;;
@@ -17,7 +17,7 @@ done
 
 missing_packages() {
   for program in "${!wanted[@]}"; do
-    command -v "$program" >/dev/null || echo "${wanted[$program]}"
+    command -v "$program" >/dev/null || printf '%s\n' ${wanted[$program]}
   done | sort -u
 }
 

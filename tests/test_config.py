@@ -32,6 +32,7 @@ replicas:
     model: /models/glm
     weights_bytes: 464115778000
     gpu: b200
+    gpus: [GPU-1a2b3c4d-0000-1111-2222-333344445555]
     hbm_bytes: 191000000000
     api_key_file: /run/secrets/key
     flags: {tensor_parallel_size: 8, kv_cache_dtype: fp8, gpu_memory_utilization: 0.95}
@@ -43,6 +44,7 @@ replicas:
     assert config.overhead_gb == 7.5
     a, b = config.replicas
     assert (a.replica, a.url, a.gpu) == ("glm-a", "http://a:8000", "B200")
+    assert a.gpus == ("GPU-1a2b3c4d-0000-1111-2222-333344445555",)
     assert a.flags.model_dump(exclude_none=True) == {
         "tensor_parallel_size": 8,
         "kv_cache_dtype": "fp8",
@@ -71,6 +73,7 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         (REPLICA + "scrape_interval: 5", "/c.yaml: scrape_interval: 5 is no duration; write a number with its unit, e.g. 5s or 1m"),
         (REPLICA + "scrape_interval: 5 minutes", "/c.yaml: scrape_interval: '5 minutes' is no duration; write a number with its unit, e.g. 5s or 1m"),
         (REPLICA + "scrape_interval: 1ms", "/c.yaml: scrape_interval: input should be greater than or equal to 0.1, got '1ms'"),
+        ("replicas: [{url: 'http://h:1', gpus: ['0']}]", "/c.yaml: replicas[0].gpus[0]: '0' is no UUID of a GPU; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..."),
         (REPLICA + "session_tokens: [0]", "/c.yaml: session_tokens[0]: input should be greater than 0, got 0"),
         (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: input should be a valid integer, got '256K'"),
         ("replicas: [{url: 'host:8000'}]", "/c.yaml: replicas[0].url: 'host:8000' is no server's address; write e.g. http://host:8000"),

@@ -20,14 +20,17 @@ from kvheadroom.capacity.assessment import (
     SourceStatus,
 )
 from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, resolve_facts
+from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ConfigError, ReplicaConfig
 from kvheadroom.monitor.board import Board
+from kvheadroom.monitor.gpu_sampler import GpuSampler
 from kvheadroom.monitor.sampler import ReplicaSampler, ReplicaSources, Resolution
 from kvheadroom.outputs.server import ListenAddress, start_server
 from kvheadroom.sources.http import Endpoint, fetch, open_session
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
 from kvheadroom.sources.model_files import read_model_files
+from kvheadroom.sources.nvml import NvmlSource
 from kvheadroom.sources.vllm_metrics import parse_page
 from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
 
@@ -35,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MAX_SCRAPE_SECONDS = 10.0
 MODEL_FILES_SECONDS = 10.0
+GPU_SECONDS = 5.0
+"""Without persistence mode a driver takes seconds to start; its thread waits, nobody else does."""
 
 
 def read_api_key(replica: ReplicaConfig) -> str | None:
@@ -188,6 +193,9 @@ class Watch:
         self.board = Board(())
         self._session = session
         self._running: dict[str, _Running] = {}
+        self._interval_seconds = 0.0
+        self._assigned: tuple[tuple[str, str], ...] = ()
+        self.gpus_read = asyncio.Event()
 
     def prepare(self, config: Config, *, start: bool) -> list[ReplicaSampler]:
         """Take a config over: replicas that it leaves as they were go on without a gap.
@@ -227,7 +235,23 @@ class Watch:
             sampler = ReplicaSampler(replicas[name], config.session_tokens, sources.as_sources(), self.board)
             task = asyncio.create_task(sampler.run()) if start else None
             self._running[name] = _Running(settings[name], sampler, task)
+        self._interval_seconds = config.scrape_interval
+        self._assigned = tuple((gpu, replica.replica) for replica in config.replicas for gpu in replica.gpus)
         return [running.sampler for running in self._running.values()]
+
+    def publish_gpus(self, reading: GpuReading) -> None:
+        """Put a reading of this machine's GPUs on the board, joined to the replicas as the config says."""
+        # A reading may be as old as its deadline when it comes, and is no less current for that.
+        slowest = max(self._interval_seconds, GPU_SECONDS)
+        self.board.publish_gpus(reading, slowest, self._assigned)
+        self.gpus_read.set()
+
+    async def sample_gpus(self) -> None:
+        """Read this machine's GPUs at every tick, until cancelled."""
+        nvml = NvmlSource()
+        await GpuSampler(
+            nvml.read, self._interval_seconds, max(self._interval_seconds, GPU_SECONDS), self.publish_gpus
+        ).run()
 
     async def close(self) -> None:
         """End every sampler."""
@@ -242,6 +266,7 @@ async def serve(
     listen: ListenAddress,
     *,
     notice: str | None = None,
+    with_gpus: bool = True,
     reload_config: Callable[[], Config] | None = None,
     announce: Callable[[str], None],
 ) -> None:
@@ -249,6 +274,7 @@ async def serve(
 
     Args:
         notice: a sentence shown on top of every page, e.g. that this is a replay.
+        with_gpus: read this machine's GPUs.
         reload_config: reads the config anew at SIGHUP; None when there is no file to read.
         announce: called with the page's address once the port is open.
 
@@ -265,6 +291,9 @@ async def serve(
         stack.push_async_callback(watch.close)
         url = await stack.enter_async_context(start_server(listen, watch.board, notice=notice))
         watch.prepare(config, start=True)
+        if with_gpus:
+            gpus = asyncio.create_task(watch.sample_gpus())
+            stack.callback(gpus.cancel)
         if reload_config is None:
             loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: there is no config file to read again")
         else:
@@ -298,5 +327,11 @@ async def check(config: Config) -> FleetAssessment:
     async with open_session() as session:
         watch = Watch(session)
         samplers = watch.prepare(config, start=False)
-        await asyncio.gather(*(sampler.tick(time.time()) for sampler in samplers))
+        gpus = asyncio.create_task(watch.sample_gpus())
+        try:
+            await asyncio.gather(*(sampler.tick(time.time()) for sampler in samplers))
+            # At its deadline the sampler publishes a timeout, so this ends.
+            await watch.gpus_read.wait()
+        finally:
+            gpus.cancel()
         return watch.board.fleet

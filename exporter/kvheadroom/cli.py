@@ -77,6 +77,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "      name: glm-a                # default: host:port\n"
         "      model: /models/llama       # a folder with config.json, if the server's is elsewhere\n"
         "      gpu: B200                  # or hbm_bytes: N, or CPU\n"
+        "      gpus: [GPU-1a2b3c4d-...]   # the GPUs of this machine that serve it (nvidia-smi -L)\n"
         "      weights_bytes: 16060522496\n"
         "      flags: {tensor_parallel_size: 8}\n"
         "      api_key_file: /run/secrets/vllm-key\n\n"
@@ -169,7 +170,7 @@ def _check(arguments: argparse.Namespace) -> int:
     fleet = asyncio.run(check(config))
     for line in check_report(fleet):
         print(line)
-    return OK if all(is_complete(replica) for replica in fleet.replicas) else INCOMPLETE
+    return OK if is_complete(fleet) else INCOMPLETE
 
 
 def _config(path: Path | None, targets: list[str]) -> Config:
@@ -212,7 +213,7 @@ def _demo(arguments: argparse.Namespace) -> int:
                 },
                 "demo",
             )
-            await _serve_until_stopped(config, listen, notice=notice)
+            await _serve_until_stopped(config, listen, notice=notice, with_gpus=False)
 
     with resources.as_file(resources.files("kvheadroom") / "recordings") as folder:
         recording = read_recording(folder / "chat.jsonl.gz")
@@ -237,6 +238,7 @@ async def _serve_until_stopped(
     listen: ListenAddress,
     *,
     notice: str | None = None,
+    with_gpus: bool = True,
     reload_config: Callable[[], Config] | None = None,
 ) -> None:
     from kvheadroom.app import serve
@@ -249,7 +251,14 @@ async def _serve_until_stopped(
         print(f"watching {names}{more} every {config.scrape_interval:g} s; end with Ctrl-C")
         print(f"open {url}", flush=True)
 
-    await serve(config, listen, notice=notice, reload_config=reload_config, announce=announce)
+    await serve(
+        config,
+        listen,
+        notice=notice,
+        with_gpus=with_gpus,
+        reload_config=reload_config,
+        announce=announce,
+    )
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

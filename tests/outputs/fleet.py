@@ -6,6 +6,7 @@ from kvheadroom.capacity.assessment import (
     Event,
     EventKind,
     FleetAssessment,
+    GpuAssessment,
     Reading,
     ReloadStatus,
     ReplicaAssessment,
@@ -14,6 +15,7 @@ from kvheadroom.capacity.assessment import (
     assess,
 )
 from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers, resolve_facts
+from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
 from kvheadroom.capacity.readings import FailureReason, SourceFailure, VllmPage
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA
@@ -88,6 +90,38 @@ def fleet() -> FleetAssessment:
                 failures_total=((("metrics", FailureReason.REFUSED), 12),),
             ),
             ReplicaAssessment(replica="new", url="http://new:8000", interval_seconds=5.0),
+        ),
+        gpus=GpuAssessment(
+            reading=GpuReading(
+                taken_at=NOW - 0.5,
+                duration_seconds=0.001,
+                gpus=(
+                    GpuSnapshot(
+                        gpu="GPU-aaaaaaaa",
+                        name="NVIDIA H200",
+                        index=0,
+                        total_bytes=143_771 * 2**20,
+                        reserved_bytes=601 * 2**20,
+                        used_bytes=130_003 * 2**20,
+                        free_bytes=13_167 * 2**20,
+                        accounting="v2",
+                    ),
+                    GpuSnapshot(
+                        gpu="GPU-bbbbbbbb",
+                        name="NVIDIA <A100>",
+                        index=1,
+                        total_bytes=81_920 * 2**20,
+                        reserved_bytes=None,
+                        used_bytes=7 * 2**20,
+                        free_bytes=81_913 * 2**20,
+                        accounting="v1",
+                    ),
+                ),
+                failures=(GpuFailure("GPU-cccccccc", GpuFailureReason.LOST, "GPU 2 fell off the bus"),),
+            ),
+            interval_seconds=5.0,
+            assigned=(("GPU-aaaaaaaa", "gqa"), ("GPU-aaaaaaaa", "hub"), ("GPU-cccccccc", "gqa")),
+            failures_total=((GpuFailureReason.LOST, 3),),
         ),
         reload=ReloadStatus(last_success_at=NOW - 3600, fault="/etc/kvheadroom.yaml: replicas[0].url: no"),
     )

@@ -12,6 +12,11 @@ from tests.outputs.fleet import NOW, fleet
 def test_the_status_report_has_every_station_of_every_engine() -> None:
     report = json.loads(to_json(status_report(withhold_stale(fleet(), NOW), NOW, "a notice")))
     assert report["notice"] == "a notice"
+    assert [(g["gpu"], g["replicas"], g["free_bytes"]) for g in report["gpus"]["gpus"]] == [
+        ("GPU-aaaaaaaa", ["gqa", "hub"], 13_167 * 2**20),
+        ("GPU-bbbbbbbb", [], 81_913 * 2**20),
+    ]
+    assert report["gpus"]["failures"][0]["reason"] == "lost"
     assert report["config_fault"] == "/etc/kvheadroom.yaml: replicas[0].url: no"
     gqa, dp2, hub, down, new = report["replicas"]
     assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0]

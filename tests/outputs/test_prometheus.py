@@ -6,7 +6,8 @@ import re
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
+from kvheadroom.capacity.assessment import FleetAssessment, GpuAssessment, withhold_stale
+from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
 from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, PREFIX
 from kvheadroom.outputs.prometheus import exposition
 from tests.conftest import Golden
@@ -84,6 +85,51 @@ def test_what_is_not_known_has_no_sample() -> None:
     assert of("replica_state", replica="new") is None
     # A session of 262,144 tokens is refused by a server with max_model_len 2,048.
     assert of("observed_sessions", replica="gqa", session_tokens="262144") is None
+
+
+def test_the_memory_of_a_gpu_is_given_once_for_each_replica_that_it_serves() -> None:
+    mib = 2**20
+    for replica in ("gqa", "hub"):
+        assert of("gpu_memory_total_bytes", replica=replica, gpu="GPU-aaaaaaaa") == 143_771 * mib
+        assert of("gpu_memory_reserved_bytes", replica=replica, gpu="GPU-aaaaaaaa") == 601 * mib
+        assert of("gpu_memory_used_bytes", replica=replica, gpu="GPU-aaaaaaaa") == 130_003 * mib
+        assert of("gpu_memory_free_bytes", replica=replica, gpu="GPU-aaaaaaaa") == 13_167 * mib
+    assert of("gpu_memory_free_bytes", replica="", gpu="GPU-aaaaaaaa") is None
+    # Unassigned, and a driver that counts what it reserves as used.
+    assert of("gpu_memory_free_bytes", replica="", gpu="GPU-bbbbbbbb") == 81_913 * mib
+    assert of("gpu_memory_reserved_bytes", gpu="GPU-bbbbbbbb") is None
+
+
+def test_a_lost_gpu_is_down_and_hides_no_other() -> None:
+    assert of("gpu_up", replica="gqa", gpu="GPU-cccccccc") == 0
+    assert of("gpu_memory_free_bytes", gpu="GPU-cccccccc") is None
+    assert of("gpu_up", replica="gqa", gpu="GPU-aaaaaaaa") == 1
+    assert of("gpu_up", replica="", gpu="GPU-bbbbbbbb") == 1
+    assert of("source_up", replica="", source="nvml") == 1
+    assert of("source_failures_total", source="nvml", reason="lost") == 3
+
+
+def gpu_names(reading: GpuReading, now: float = NOW) -> set[str]:
+    gpus = GpuAssessment(reading=reading, interval_seconds=5.0)
+    body, _ = exposition(withhold_stale(FleetAssessment((), gpus=gpus), now), now, "")
+    return set(re.findall(r"^kvheadroom_(\w+)", body.decode(), re.MULTILINE)) - {"build_info"}
+
+
+def test_without_a_driver_there_is_nothing_to_be_up_or_down() -> None:
+    assert gpu_names(GpuReading(taken_at=NOW, duration_seconds=0.0, driver_absent=True)) == set()
+
+
+def test_a_driver_that_does_not_answer_is_a_source_that_is_down() -> None:
+    stuck = GpuFailure(None, GpuFailureReason.TIMEOUT, "no answer")
+    reading = GpuReading(taken_at=NOW, duration_seconds=5.0, failures=(stuck,))
+    assert gpu_names(reading) == {"source_up"}
+
+
+def test_a_reading_of_gpus_older_than_three_ticks_is_withheld() -> None:
+    (gpu, *_) = fleet().gpus.reading.gpus  # type: ignore[union-attr]
+    reading = GpuReading(taken_at=NOW, duration_seconds=0.0, gpus=(gpu,))
+    assert "gpu_memory_free_bytes" in gpu_names(reading, NOW + 15)
+    assert gpu_names(reading, NOW + 15.1) == set()
 
 
 def test_two_engines_of_one_server_are_two_pools() -> None:

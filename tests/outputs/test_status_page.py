@@ -76,6 +76,18 @@ def test_a_config_with_a_fault_is_said_on_top() -> None:
     assert "/etc/kvheadroom.yaml: replicas[0].url: no" in words()
 
 
+def test_gpus_stand_with_the_replica_they_serve_and_the_others_by_themselves() -> None:
+    html = render_page(fleet(), NOW, None)
+    assert "NVIDIA &lt;A100&gt;" in html
+    page = words()
+    assert "GPU-aaaaaaaa 140.40 GiB 601.00 MiB 126.96 GiB 12.86 GiB" in page
+    assert page.count("GPU-aaaaaaaa") == 2
+    alone = page[page.index("GPUs of this machine") :]
+    assert "lost. GPU 2 fell off the bus" in alone
+    assert "GPU-bbbbbbbb 80.00 GiB in used 7.00 MiB 79.99 GiB" in alone
+    assert "GPU-aaaaaaaa" not in alone
+
+
 def test_states_and_events_are_told_in_words() -> None:
     page = words()
     assert "gqa · serving" in page

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.readings import EngineSnapshot, FailureReason, PageProblem, SourceFailure
@@ -146,16 +147,51 @@ class ReloadStatus:
     fault: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAssessment:
+    """The GPUs of this machine, and which replicas they serve.
+
+    Attributes:
+        interval_seconds: the time between two readings.
+        assigned: (GPU, replica) pairs as the config says; a GPU may serve several replicas.
+        failures_total: count by reason since the start of this program.
+    """
+
+    reading: GpuReading
+    interval_seconds: float
+    assigned: tuple[tuple[str, str], ...] = ()
+    failures_total: tuple[tuple[GpuFailureReason, int], ...] = ()
+
+    def replicas_of(self, gpu: str) -> tuple[str, ...]:
+        """The replicas that the config gives this GPU to; none if it is unassigned."""
+        return tuple(replica for name, replica in self.assigned if name == gpu)
+
+    def gpus_of(self, replica: str) -> tuple[GpuSnapshot, ...]:
+        """The GPUs of this machine that serve a replica, as far as they gave numbers."""
+        return tuple(gpu for gpu in self.reading.gpus if (gpu.gpu, replica) in self.assigned)
+
+    def unassigned(self) -> tuple[GpuSnapshot, ...]:
+        """The GPUs that the config gives to nobody."""
+        return tuple(gpu for gpu in self.reading.gpus if not self.replicas_of(gpu.gpu))
+
+    @property
+    def failure(self) -> GpuFailure | None:
+        """What keeps the driver as a whole from answering."""
+        return next((failure for failure in self.reading.failures if failure.gpu is None), None)
+
+
 @dataclass(frozen=True, slots=True)
 class FleetAssessment:
     """Everything that the outputs show, as of one instant.
 
     Attributes:
         reload: None when there is no config file.
+        gpus: None before the first reading, or when nobody asked for one.
     """
 
     replicas: tuple[ReplicaAssessment, ...]
     reload: ReloadStatus | None = None
+    gpus: GpuAssessment | None = None
 
 
 def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
@@ -177,8 +213,12 @@ def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
 
 def withhold_stale(fleet: FleetAssessment, now: float) -> FleetAssessment:
     """The fleet as it may be shown at `now`: numbers older than three ticks are not shown as current."""
+    gpus = fleet.gpus
+    if gpus is not None and now - gpus.reading.taken_at > STALE_AFTER_TICKS * gpus.interval_seconds:
+        gpus = None
     return replace(
         fleet,
+        gpus=gpus,
         replicas=tuple(
             replace(replica, engines=(), scrape_duration_seconds=None)
             if is_stale(replica, now) and replica.engines

@@ -1,8 +1,15 @@
 """The latest assessment of the fleet, swapped in by one reference assignment. Readers never lock."""
 
+from collections import Counter
 from dataclasses import replace
 
-from kvheadroom.capacity.assessment import FleetAssessment, ReloadStatus, ReplicaAssessment
+from kvheadroom.capacity.assessment import (
+    FleetAssessment,
+    GpuAssessment,
+    ReloadStatus,
+    ReplicaAssessment,
+)
+from kvheadroom.capacity.gpus import GpuFailureReason, GpuReading
 
 
 class Board:
@@ -10,6 +17,7 @@ class Board:
 
     def __init__(self, replicas: tuple[ReplicaAssessment, ...]) -> None:
         self._fleet = FleetAssessment(replicas)
+        self._gpu_failures: Counter[GpuFailureReason] = Counter()
 
     @property
     def fleet(self) -> FleetAssessment:
@@ -28,6 +36,21 @@ class Board:
     def set_replicas(self, replicas: tuple[ReplicaAssessment, ...]) -> None:
         """Another set of replicas, after a reload."""
         self._fleet = replace(self._fleet, replicas=replicas)
+
+    def publish_gpus(
+        self, reading: GpuReading, interval_seconds: float, assigned: tuple[tuple[str, str], ...]
+    ) -> None:
+        """The latest reading of this machine's GPUs; its failures are counted."""
+        self._gpu_failures.update(failure.reason for failure in reading.failures)
+        self._fleet = replace(
+            self._fleet,
+            gpus=GpuAssessment(
+                reading=reading,
+                interval_seconds=interval_seconds,
+                assigned=assigned,
+                failures_total=tuple(sorted(self._gpu_failures.items())),
+            ),
+        )
 
     def set_reload(self, reload: ReloadStatus) -> None:
         """How the config file was loaded."""

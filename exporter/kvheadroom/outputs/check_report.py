@@ -2,11 +2,23 @@
 
 from collections.abc import Iterator
 
-from kvheadroom.capacity.assessment import Assessment, FleetAssessment, ReplicaAssessment
-from kvheadroom.outputs.numbers import count, seconds, signed
+from kvheadroom.capacity.assessment import (
+    Assessment,
+    FleetAssessment,
+    GpuAssessment,
+    ReplicaAssessment,
+)
+from kvheadroom.outputs.numbers import count, seconds, signed, size
 
 
-def is_complete(replica: ReplicaAssessment) -> bool:
+def is_complete(fleet: FleetAssessment) -> bool:
+    """Whether nothing is missing anywhere, this machine's GPUs included."""
+    return all(_is_complete(replica) for replica in fleet.replicas) and not (
+        fleet.gpus is not None and (fleet.gpus.reading.failures or list(_gpus_not_here(fleet.gpus)))
+    )
+
+
+def _is_complete(replica: ReplicaAssessment) -> bool:
     """Whether every source answered, nothing was wrong on the page, and a whole prediction was made."""
     return (
         bool(replica.engines)
@@ -30,7 +42,9 @@ def check_report(fleet: FleetAssessment) -> Iterator[str]:
         for engine in replica.engines:
             yield from _engine(engine)
         yield ""
-    complete = sum(is_complete(replica) for replica in fleet.replicas)
+    if fleet.gpus is not None:
+        yield from _gpus(fleet.gpus)
+    complete = sum(_is_complete(replica) for replica in fleet.replicas)
     yield f"{complete} of {len(fleet.replicas)} replicas complete"
 
 
@@ -72,3 +86,25 @@ def _engine(engine: Assessment) -> Iterator[str]:
         yield _row("", f"  way out: {fact.way_out}")
     for reason in prediction.cannot_predict:
         yield _row("  cannot", f"predict: {reason}")
+
+
+def _gpus(gpus: GpuAssessment) -> Iterator[str]:
+    if gpus.reading.driver_absent:
+        yield "GPUs of this machine: no NVIDIA driver is installed, which is fine on a machine without GPUs"
+    else:
+        yield f"GPUs of this machine: {len(gpus.reading.gpus)} read"
+    for gpu in gpus.reading.gpus:
+        serves = ", ".join(gpus.replicas_of(gpu.gpu)) or "no replica (give it to one with `gpus: [UUID]`)"
+        yield _row("gpu", f"{gpu.gpu} {gpu.name}, {size(gpu.free_bytes)} free, serves {serves}")
+    for failure in gpus.reading.failures:
+        yield _row("gpu", f"FAILED, {failure.reason}: {failure.detail}")
+    for name, replica in _gpus_not_here(gpus):
+        yield _row("gpu", f"MISSING, {name} of replica {replica} is not on this machine")
+    yield ""
+
+
+def _gpus_not_here(gpus: GpuAssessment) -> Iterator[tuple[str, str]]:
+    here = {gpu.gpu for gpu in gpus.reading.gpus} | {failure.gpu for failure in gpus.reading.failures}
+    for gpu, replica in gpus.assigned:
+        if gpu not in here:
+            yield gpu, replica

@@ -3,7 +3,13 @@
 import json
 from typing import Any
 
-from kvheadroom.capacity.assessment import Assessment, FleetAssessment, ReplicaAssessment, is_stale
+from kvheadroom.capacity.assessment import (
+    Assessment,
+    FleetAssessment,
+    GpuAssessment,
+    ReplicaAssessment,
+    is_stale,
+)
 from kvheadroom.capacity.facts import EngineFacts, Fact
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 
@@ -29,6 +35,7 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
         "now": now,
         "config_fault": None if fleet.reload is None else fleet.reload.fault,
         "replicas": [_replica(replica, now) for replica in fleet.replicas],
+        "gpus": None if fleet.gpus is None else _gpus(fleet.gpus),
     }
 
 
@@ -96,6 +103,30 @@ def _replica(replica: ReplicaAssessment, now: float) -> dict[str, Any]:
         ],
         "problems": [{"reason": str(p.reason), "detail": p.detail} for p in replica.problems],
         "engines": [_engine(engine, now) for engine in replica.engines],
+    }
+
+
+def _gpus(gpus: GpuAssessment) -> dict[str, Any]:
+    return {
+        "driver_absent": gpus.reading.driver_absent,
+        "taken_at": gpus.reading.taken_at,
+        "gpus": [
+            {
+                "gpu": gpu.gpu,
+                "name": gpu.name,
+                "replicas": list(gpus.replicas_of(gpu.gpu)),
+                "total_bytes": gpu.total_bytes,
+                "reserved_bytes": gpu.reserved_bytes,
+                "used_bytes": gpu.used_bytes,
+                "free_bytes": gpu.free_bytes,
+                "accounting": gpu.accounting,
+            }
+            for gpu in gpus.reading.gpus
+        ],
+        "failures": [
+            {"gpu": failure.gpu, "reason": str(failure.reason), "detail": failure.detail}
+            for failure in gpus.reading.failures
+        ],
     }
 
 

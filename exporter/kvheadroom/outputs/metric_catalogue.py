@@ -220,7 +220,8 @@ SOURCE_UP = Metric(
     "source_up",
     "gauge",
     ("replica", "source"),
-    "1 if the source answered usefully when last asked, else 0: metrics, version, models, model_files.",
+    "1 if the source answered usefully when last asked, else 0: metrics, version, models, model_files of a "
+    "replica; nvml, with an empty replica, of this machine (absent where there is no NVIDIA driver).",
 )
 SOURCE_FAILURES = Metric(
     "source_failures_total",
@@ -245,6 +246,33 @@ ASSUMED_FACT = Metric(
     "gauge",
     (*ENGINE_LABELS, "fact"),
     "1 for each fact that the prediction takes on trust (a default of vLLM, or a guess).",
+)
+GPU_LABELS = ("replica", "gpu")
+GPU_TOTAL = Metric(
+    "gpu_memory_total_bytes",
+    "gauge",
+    GPU_LABELS,
+    "Memory of the GPU as NVML counts it; CUDA's total, which vLLM budgets with, is 0.5 to 0.9 GiB less. "
+    "replica is empty for a GPU that the config gives to nobody; a GPU given to several has a series for each.",
+)
+GPU_RESERVED = Metric(
+    "gpu_memory_reserved_bytes",
+    "gauge",
+    GPU_LABELS,
+    "Kept by driver and firmware (NVML v2); absent with drivers that count it as used (v1).",
+)
+GPU_USED = Metric(
+    "gpu_memory_used_bytes",
+    "gauge",
+    GPU_LABELS,
+    "Allocated by all processes on the GPU; with drivers that know no v2 accounting, reserved included.",
+)
+GPU_FREE = Metric("gpu_memory_free_bytes", "gauge", GPU_LABELS, "Free memory of the GPU, NVML.")
+GPU_UP = Metric(
+    "gpu_up",
+    "gauge",
+    GPU_LABELS,
+    "1 if the GPU gave its memory when last read, 0 if it failed (lost, no permission, not supported, ...).",
 )
 REPLICA_STATE = Metric(
     "replica_state",
@@ -286,6 +314,11 @@ CATALOGUE: tuple[Metric, ...] = (
     SCRAPE_DURATION,
     MISSING_FACT,
     ASSUMED_FACT,
+    GPU_TOTAL,
+    GPU_RESERVED,
+    GPU_USED,
+    GPU_FREE,
+    GPU_UP,
     REPLICA_STATE,
     REPLICA_RESTARTS,
     RELOAD_SUCCESSFUL,

@@ -46,11 +46,12 @@ class _Fleet(Collector):
     def _samples(self, metric: m.Metric) -> Iterator[Sample]:
         if metric is m.BUILD_INFO:
             yield (__version__,), 1.0
-        elif metric in _FLEET_SAMPLES:
-            yield from _FLEET_SAMPLES[metric](self._fleet)
-        elif metric in _REPLICA_SAMPLES:
-            for replica in self._fleet.replicas:
-                yield from _REPLICA_SAMPLES[metric](replica)
+        elif metric in _FLEET_SAMPLES or metric in _REPLICA_SAMPLES:
+            if metric in _REPLICA_SAMPLES:
+                for replica in self._fleet.replicas:
+                    yield from _REPLICA_SAMPLES[metric](replica)
+            if metric in _FLEET_SAMPLES:
+                yield from _FLEET_SAMPLES[metric](self._fleet)
         else:
             for replica in self._fleet.replicas:
                 for engine in replica.engines:
@@ -115,6 +116,43 @@ def _reload_success_time(fleet: FleetAssessment) -> Iterator[Sample]:
         yield (), fleet.reload.last_success_at
 
 
+def _nvml_up(fleet: FleetAssessment) -> Iterator[Sample]:
+    # Without a driver there is nothing to be up: a normal state.
+    if fleet.gpus is not None and not fleet.gpus.reading.driver_absent:
+        yield ("", "nvml"), float(fleet.gpus.failure is None)
+
+
+def _nvml_failures(fleet: FleetAssessment) -> Iterator[Sample]:
+    if fleet.gpus is not None:
+        for reason, count in fleet.gpus.failures_total:
+            yield ("", "nvml", reason), count
+
+
+def _gpu_memory(field: str) -> Callable[[FleetAssessment], Iterator[Sample]]:
+    def samples(fleet: FleetAssessment) -> Iterator[Sample]:
+        for gpu in () if fleet.gpus is None else fleet.gpus.reading.gpus:
+            value = getattr(gpu, field)
+            if value is not None:
+                for labels in _gpu_labels(fleet, gpu.gpu):
+                    yield labels, value
+
+    return samples
+
+
+def _gpu_up(fleet: FleetAssessment) -> Iterator[Sample]:
+    if fleet.gpus is not None:
+        up = {gpu.gpu: 1.0 for gpu in fleet.gpus.reading.gpus}
+        down = {failure.gpu: 0.0 for failure in fleet.gpus.reading.failures if failure.gpu is not None}
+        for gpu, value in {**up, **down}.items():
+            for labels in _gpu_labels(fleet, gpu):
+                yield labels, value
+
+
+def _gpu_labels(fleet: FleetAssessment, gpu: str) -> list[tuple[str, str]]:
+    replicas = () if fleet.gpus is None else fleet.gpus.replicas_of(gpu)
+    return [(replica, gpu) for replica in replicas or ("",)]
+
+
 def _sessions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
     def samples(engine: Assessment) -> Iterator[Sample]:
         for row in engine.sessions:
@@ -152,6 +190,13 @@ _REPLICA_SAMPLES: dict[m.Metric, Callable[[ReplicaAssessment], Iterator[Sample]]
 _FLEET_SAMPLES: dict[m.Metric, Callable[[FleetAssessment], Iterator[Sample]]] = {
     m.RELOAD_SUCCESSFUL: _reload_successful,
     m.RELOAD_SUCCESS_TIME: _reload_success_time,
+    m.SOURCE_UP: _nvml_up,
+    m.SOURCE_FAILURES: _nvml_failures,
+    m.GPU_TOTAL: _gpu_memory("total_bytes"),
+    m.GPU_RESERVED: _gpu_memory("reserved_bytes"),
+    m.GPU_USED: _gpu_memory("used_bytes"),
+    m.GPU_FREE: _gpu_memory("free_bytes"),
+    m.GPU_UP: _gpu_up,
 }
 _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.PREDICTED_SESSIONS: _sessions("predicted"),

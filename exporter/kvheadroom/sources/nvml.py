@@ -1,0 +1,353 @@
+"""The NVIDIA driver's management library (NVML) -> memory of every GPU. The only file that knows pynvml.
+
+One memory call per GPU and reading; handles stay open in between. CUDA is never touched: asking it would
+open a context of several hundred MiB on the GPU that is being watched.
+
+Codes and their meaning are those of `nvml.h` (13.5). What a call fails with concerns one GPU, except for
+the codes of `_HANDLE_IS_DEAD`: after those only a new initialisation gives a working handle.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
+
+LOOK_AGAIN_AFTER_SECONDS = 60.0
+"""A machine without a driver rarely gets one while we run, yet an operator may install it."""
+
+OPEN_AGAIN_AFTER_SECONDS = 15.0
+"""A driver that is there and does not start is often in the middle of an upgrade."""
+
+MEND_AFTER_READS = 12
+"""A minute at five-second ticks. A new initialisation may take seconds and drops every handle."""
+
+SUM_TOLERANCE = 0.01
+"""Of the total. The parts are not all read at the same instant; nonsense is further off than this."""
+
+
+class NvmlCode(IntEnum):
+    """The values of `nvmlReturn_t` that have a meaning here."""
+
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    DRIVER_NOT_LOADED = 9
+    TIMEOUT = 10
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
+    GPU_NOT_FOUND = 28
+    UNKNOWN = 999
+
+
+_MEANING: dict[int, tuple[GpuFailureReason, str]] = {
+    NvmlCode.NOT_SUPPORTED: (
+        GpuFailureReason.NOT_SUPPORTED,
+        (
+            "it has no memory of its own that the driver could count (unified memory); the host's memory is "
+            "not read in its place yet"
+        ),
+    ),
+    NvmlCode.NO_PERMISSION: (
+        GpuFailureReason.NO_PERMISSION,
+        "run kvheadroom as a user, or in a container, that is allowed to use this GPU",
+    ),
+    NvmlCode.DRIVER_NOT_LOADED: (
+        GpuFailureReason.DRIVER_NOT_LOADED,
+        (
+            "the driver is installed and not loaded: load it with `modprobe nvidia` as root; in a container, "
+            "start kvheadroom with the NVIDIA runtime"
+        ),
+    ),
+    NvmlCode.TIMEOUT: (GpuFailureReason.TIMEOUT, "the driver itself gave up waiting for the GPU"),
+    NvmlCode.GPU_IS_LOST: (
+        GpuFailureReason.LOST,
+        (
+            "it fell off the bus: look for Xid in the kernel log; it is looked for again every "
+            f"{MEND_AFTER_READS} readings"
+        ),
+    ),
+    NvmlCode.RESET_REQUIRED: (
+        GpuFailureReason.RESET_REQUIRED,
+        (
+            "end whatever has the GPU open, kvheadroom included, and reset it with `nvidia-smi --gpu-reset`, "
+            "or restart the machine"
+        ),
+    ),
+    NvmlCode.LIB_RM_VERSION_MISMATCH: (
+        GpuFailureReason.DRIVER_MISMATCH,
+        (
+            "the driver's library and its kernel module are of different releases, as after an upgrade: "
+            "reload the module or restart the machine, then restart kvheadroom"
+        ),
+    ),
+    NvmlCode.GPU_NOT_FOUND: (GpuFailureReason.LOST, "the driver does not know it any more"),
+    NvmlCode.UNKNOWN: (
+        GpuFailureReason.UNKNOWN,
+        (
+            "in a container this is what losing the devices looks like, as after `systemctl daemon-reload` "
+            "on the host: restart the container"
+        ),
+    ),
+}
+
+_HANDLE_IS_DEAD = {
+    NvmlCode.UNINITIALIZED,
+    NvmlCode.INVALID_ARGUMENT,
+    NvmlCode.DRIVER_NOT_LOADED,
+    NvmlCode.GPU_IS_LOST,
+    NvmlCode.LIB_RM_VERSION_MISMATCH,
+    NvmlCode.GPU_NOT_FOUND,
+}
+
+_NO_V2 = {NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH}
+
+_NO_MIG = {NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND}
+
+
+@dataclass(slots=True)
+class _Device:
+    """One GPU with a handle, and what was learned of it since NVML was opened.
+
+    Attributes:
+        counts_by_v2: None until the GPU has answered.
+    """
+
+    index: int
+    gpu: str
+    name: str
+    handle: Any
+    knows_mig: bool = True
+    counts_by_v2: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """One GPU without a handle.
+
+    Attributes:
+        failure: why; told again at every reading.
+        needs_new_nvml: the handle cannot be had before NVML has been opened anew.
+    """
+
+    index: int
+    failure: GpuFailure
+    needs_new_nvml: bool
+
+
+class NvmlSource:
+    """Reads all GPUs of this machine. One instance owns the handles and is used from one thread only.
+
+    Args:
+        clock: seconds that only go forward; it paces the search for a driver and measures durations.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._nvml: Any = None
+        self._open = False
+        self._failure: GpuFailure | None = None
+        self._open_again_at = -math.inf
+        self._devices: list[_Device | _Broken] = []
+        self._last_index: dict[str, int] = {}
+        self._reads_since_mended = 0
+
+    def read(self) -> GpuReading:
+        """Numbers or a failure for every GPU; blocks for as long as the driver does."""
+        taken_at, started = time.time(), self._clock()
+        if not self._open and started >= self._open_again_at:
+            self._start(started)
+        answers: list[GpuSnapshot | GpuFailure] = []
+        driver_absent = False
+        if self._open:
+            answers += [self._read_device(position) for position in range(len(self._devices))]
+            # Last, so that no healthy GPU waits for a broken one.
+            self._mend()
+        elif self._failure is not None:
+            answers.append(self._failure)
+        else:
+            driver_absent = True
+        return GpuReading(
+            taken_at=taken_at,
+            duration_seconds=self._clock() - started,
+            gpus=tuple(answer for answer in answers if isinstance(answer, GpuSnapshot)),
+            failures=tuple(answer for answer in answers if isinstance(answer, GpuFailure)),
+            driver_absent=driver_absent,
+        )
+
+    def close(self) -> None:
+        """Give all handles back. A later `read` opens NVML again."""
+        if self._open:
+            # A driver that is gone cannot be told that we leave.
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+        self._open = False
+        self._open_again_at = -math.inf
+        self._devices = []
+
+    def _start(self, now: float) -> None:
+        """Open NVML and all GPUs, or note why not and when to try again."""
+        self._failure = None
+        self._reads_since_mended = 0
+        if self._nvml is None:
+            try:
+                import pynvml  # type: ignore[import-untyped]  # NVIDIA ships no types
+            except ImportError as error:
+                detail = f"the Python package nvidia-ml-py cannot be imported ({error}): install it"
+                self._failure = GpuFailure(None, GpuFailureReason.INTERNAL, detail)
+                self._open_again_at = now + LOOK_AGAIN_AFTER_SECONDS
+                return
+            self._nvml = pynvml
+        try:
+            self._nvml.nvmlInit()
+            self._open = True
+            count = self._nvml.nvmlDeviceGetCount()
+        except self._nvml.NVMLError as error:
+            self.close()
+            if error.value == NvmlCode.LIBRARY_NOT_FOUND:
+                self._open_again_at = now + LOOK_AGAIN_AFTER_SECONDS
+            else:
+                self._failure = _failed(error, None, "the NVIDIA driver")
+                self._open_again_at = now + OPEN_AGAIN_AFTER_SECONDS
+            return
+        self._devices = [self._open_device(index) for index in range(count)]
+        self._name_the_missing()
+
+    def _open_device(self, index: int) -> _Device | _Broken:
+        """Handle, UUID and name of one GPU; they do not change while NVML stays open."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            return _Device(index, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), handle)
+        except nvml.NVMLError as error:
+            # A GPU of somebody else's stays forbidden; the handles of ours are not given up for it.
+            needs_new_nvml = error.value != NvmlCode.NO_PERMISSION
+            return _Broken(index, _failed(error, None, f"GPU {index}"), needs_new_nvml)
+        except UnicodeDecodeError:
+            detail = f"GPU {index}: its UUID or name is no text"
+            return _Broken(index, GpuFailure(None, GpuFailureReason.BAD_ANSWER, detail), needs_new_nvml=False)
+
+    def _name_the_missing(self) -> None:
+        """Give GPUs without a handle the UUID they had, and keep failing for those that are listed no more.
+
+        A GPU that fell off the bus may be missing from the list after a new initialisation. Were it missing
+        from the readings too, an alert on it would look resolved.
+        """
+        opened = {device.gpu: device.index for device in self._devices if isinstance(device, _Device)}
+        missing = {gpu: index for gpu, index in self._last_index.items() if gpu not in opened}
+        for position, device in enumerate(self._devices):
+            gpu = next((gpu for gpu, index in missing.items() if index == device.index), None)
+            if isinstance(device, _Broken) and gpu is not None:
+                del missing[gpu]
+                self._devices[position] = replace(device, failure=replace(device.failure, gpu=gpu))
+        for gpu, index in missing.items():
+            detail = (
+                f"GPU {index} ({gpu}): the driver lists it no more: look for Xid in the kernel log; if it was "
+                "taken out on purpose, restart kvheadroom"
+            )
+            failure = GpuFailure(gpu, GpuFailureReason.LOST, detail)
+            self._devices.append(_Broken(index, failure, needs_new_nvml=True))
+        self._last_index |= opened
+
+    def _read_device(self, position: int) -> GpuSnapshot | GpuFailure:
+        device = self._devices[position]
+        if isinstance(device, _Broken):
+            return device.failure
+        label = f"GPU {device.index} ({device.gpu})"
+        try:
+            # Asked each time: the mode can be switched while we run, and the total of a divided GPU is
+            # nobody's capacity.
+            if self._is_divided(device):
+                detail = f"{label}: it is in MIG mode; MIG devices are not read yet"
+                return GpuFailure(device.gpu, GpuFailureReason.NOT_SUPPORTED, detail)
+            memory = self._read_memory(device)
+        except self._nvml.NVMLError as error:
+            failure = _failed(error, device.gpu, label)
+            if error.value in _HANDLE_IS_DEAD:
+                self._devices[position] = _Broken(device.index, failure, needs_new_nvml=True)
+            return failure
+        return _check(memory, device, label)
+
+    def _is_divided(self, device: _Device) -> bool:
+        if not device.knows_mig:
+            return False
+        try:
+            return bool(self._nvml.nvmlDeviceGetMigMode(device.handle)[0])
+        except self._nvml.NVMLError as error:
+            if error.value not in _NO_MIG:
+                raise
+            device.knows_mig = False
+            return False
+
+    def _read_memory(self, device: _Device) -> Any:
+        """The driver's v2 answer, or its v1 answer (which has no `reserved`) where there is no v2."""
+        nvml = self._nvml
+        if device.counts_by_v2 is not False:
+            try:
+                memory = nvml.nvmlDeviceGetMemoryInfo(device.handle, version=nvml.nvmlMemory_v2)
+            except nvml.NVMLError as error:
+                # Under WSL the v2 call ends in an unknown error; from a GPU that has answered it before,
+                # the same error is a fault.
+                under_wsl = error.value == NvmlCode.UNKNOWN and device.counts_by_v2 is None
+                if error.value not in _NO_V2 and not under_wsl:
+                    raise
+            else:
+                device.counts_by_v2 = True
+                return memory
+        memory = nvml.nvmlDeviceGetMemoryInfo(device.handle)
+        device.counts_by_v2 = False
+        return memory
+
+    def _mend(self) -> None:
+        """Look again for GPUs without a handle, at a slow pace."""
+        self._reads_since_mended += 1
+        broken = [device for device in self._devices if isinstance(device, _Broken)]
+        if not broken or self._reads_since_mended < MEND_AFTER_READS:
+            return
+        if any(device.needs_new_nvml for device in broken):
+            self.close()
+            self._start(self._clock())
+            return
+        self._reads_since_mended = 0
+        self._devices = [
+            self._open_device(device.index) if isinstance(device, _Broken) else device
+            for device in self._devices
+        ]
+        self._name_the_missing()
+
+
+def _check(memory: Any, device: _Device, label: str) -> GpuSnapshot | GpuFailure:
+    """The numbers, unless they cannot be: a driver may hand out 2^64 - 1 for "not available"."""
+    total, used, free = int(memory.total), int(memory.used), int(memory.free)
+    reserved = int(memory.reserved) if device.counts_by_v2 else None
+    parts = (reserved or 0) + used + free
+    if not 0 < total < 2**63 or abs(parts - total) > total * SUM_TOLERANCE:
+        detail = (
+            f"{label}: numbers that cannot be: total {total}, reserved {reserved}, used {used}, free {free} "
+            "bytes; compare with `nvidia-smi -q -d MEMORY`"
+        )
+        return GpuFailure(device.gpu, GpuFailureReason.BAD_ANSWER, detail)
+    return GpuSnapshot(
+        gpu=device.gpu,
+        name=device.name,
+        index=device.index,
+        total_bytes=total,
+        reserved_bytes=reserved,
+        used_bytes=used,
+        free_bytes=free,
+        accounting="v1" if reserved is None else "v2",
+    )
+
+
+def _failed(error: Any, gpu: str | None, label: str) -> GpuFailure:
+    reason, meaning = _MEANING.get(error.value, (GpuFailureReason.UNKNOWN, "compare with `nvidia-smi`"))
+    return GpuFailure(gpu, reason, f"{label}: {str(error).rstrip('.')} (NVML {error.value}): {meaning}")

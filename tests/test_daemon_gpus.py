@@ -1,0 +1,132 @@
+"""GPUs in the daemon: read through NVIDIA's bindings from a fake driver, joined to replicas by the config."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import COMMAND, daemon, wait_for
+from tests.doubles.fake_nvml import ANY, MEMORY_V2, FakeDriver, FakeGpu
+from tests.doubles.http_server import http_server
+from tests.test_daemon import config_file, vllm_answers
+
+ONE = FakeGpu("GPU-11111111", total=150_754_820_111, reserved=652_214_273, used=120_000_000_007)
+TWO = FakeGpu("GPU-22222222", total=25_757_220_869, reserved=596_639_747, used=3)
+LOST, NO_PERMISSION = 15, 4
+
+
+@pytest.fixture
+def driver(tmp_path: Path, library: Path) -> FakeDriver:
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    driver = FakeDriver(folder, gpus=[ONE, TWO])
+    driver.install(library)
+    driver.apply()
+    return driver
+
+
+def one_replica(folder: Path, url: str, gpus: str = "[GPU-11111111]") -> Path:
+    return config_file(folder, f"replicas: [{{url: '{url}', name: r, gpu: CPU, gpus: {gpus}}}]")
+
+
+def test_free_memory_is_joined_to_its_replica_and_the_rest_shown_unassigned(
+    tmp_path: Path, driver: FakeDriver
+) -> None:
+    with (
+        http_server(vllm_answers()) as (url, _),
+        daemon("serve", "--config", one_replica(tmp_path, url), environment=driver.environment()) as serve,
+    ):
+        free = "kvheadroom_gpu_memory_free_bytes"
+        wait_for(lambda: serve.value(free, gpu=ONE.uuid) is not None, "the GPUs")
+        assert serve.value(free, replica="r", gpu=ONE.uuid) == ONE.total - ONE.reserved - ONE.used
+        assert serve.value("kvheadroom_gpu_memory_used_bytes", replica="r", gpu=ONE.uuid) == ONE.used
+        assert serve.value("kvheadroom_gpu_memory_reserved_bytes", replica="r", gpu=ONE.uuid) == ONE.reserved
+        assert serve.value("kvheadroom_gpu_memory_total_bytes", replica="r", gpu=ONE.uuid) == ONE.total
+        assert serve.value(free, replica="", gpu=TWO.uuid) == TWO.total - TWO.reserved - TWO.used
+        assert serve.value("kvheadroom_source_up", replica="", source="nvml") == 1
+        assert "No replica is said to run on these" in serve.get("/").text
+
+        # The memory moves, and it is the live value that is shown.
+        driver.gpus = [FakeGpu(ONE.uuid, ONE.total, ONE.reserved, used=130_000_000_003), TWO]
+        driver.apply()
+        wait_for(
+            lambda: serve.value("kvheadroom_gpu_memory_used_bytes", gpu=ONE.uuid) == 130_000_000_003,
+            "the new value",
+        )
+
+
+def test_a_lost_gpu_hides_nothing_and_comes_back(tmp_path: Path, driver: FakeDriver) -> None:
+    with (
+        http_server(vllm_answers()) as (url, _),
+        daemon("serve", "--config", one_replica(tmp_path, url), environment=driver.environment()) as serve,
+    ):
+        wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=ONE.uuid) == 1, "the GPU")
+        driver.faults[ANY, ONE.uuid] = LOST
+        driver.apply()
+        wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=ONE.uuid) == 0, "the loss")
+        assert serve.value("kvheadroom_gpu_memory_free_bytes", gpu=ONE.uuid) is None
+        assert serve.value("kvheadroom_gpu_memory_free_bytes", gpu=TWO.uuid) is not None
+        assert serve.value("kvheadroom_kv_usage_ratio", replica="r") is not None
+        assert (serve.value("kvheadroom_source_failures_total", source="nvml", reason="lost") or 0) >= 1
+        del driver.faults[ANY, ONE.uuid]
+        driver.apply()
+        wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=ONE.uuid) == 1, "the return")
+
+
+def test_a_driver_that_hangs_delays_no_scrape_and_no_end(tmp_path: Path, driver: FakeDriver) -> None:
+    driver.delays[MEMORY_V2, TWO.uuid] = 60_000
+    driver.apply()
+    with (
+        http_server(vllm_answers()) as (url, _),
+        daemon("serve", "--config", one_replica(tmp_path, url), environment=driver.environment()) as serve,
+    ):
+        wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio", replica="r") is not None, "vLLM's numbers")
+        ages = [serve.value("kvheadroom_sample_age_seconds", replica="r") for _ in range(20)]
+        assert all(age is not None and age < 0.6 for age in ages), ages
+        wait_for(lambda: serve.value("kvheadroom_source_up", replica="", source="nvml") == 0, "the timeout")
+        code, took = serve.stop()
+        assert (code, took < 1.0) == (0, True)
+
+
+def test_without_a_driver_nothing_is_missing(tmp_path: Path, driver: FakeDriver) -> None:
+    driver.uninstall()
+    with http_server(vllm_answers()) as (url, _):
+        config = config_file(tmp_path, f"replicas: [{{url: '{url}', name: r, gpu: CPU}}]")
+        with daemon("serve", "--config", config, environment=driver.environment()) as serve:
+            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is not None, "vLLM's numbers")
+            assert serve.value("kvheadroom_source_up", source="nvml") is None
+            assert "GPUs of this machine" not in serve.get("/").text
+
+
+def check(driver: FakeDriver, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, "check", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        env=driver.environment(),
+    )
+
+
+def test_check_tells_what_each_gpu_gives_and_which_is_not_here(tmp_path: Path, driver: FakeDriver) -> None:
+    with http_server(vllm_answers()) as (url, _):
+        config = one_replica(tmp_path, url, "[GPU-11111111, GPU-99999999]")
+        run = check(driver, "--config", config)
+        assert run.returncode == 1
+        assert "GPUs of this machine: 2 read" in run.stdout
+        assert "gpu         GPU-11111111 NVIDIA H200, 28.04 GiB free, serves r" in run.stdout
+        assert "serves no replica (give it to one with `gpus: [UUID]`)" in run.stdout
+        assert "MISSING, GPU-99999999 of replica r is not on this machine" in run.stdout
+
+        driver.faults[MEMORY_V2, ONE.uuid] = NO_PERMISSION
+        driver.apply()
+        run = check(driver, "--config", one_replica(tmp_path, url))
+        assert run.returncode == 1
+        assert "FAILED, no_permission:" in run.stdout
+        assert "GPUs of this machine: 1 read" in run.stdout
+
+        driver.uninstall()
+        run = check(driver, "--config", config_file(tmp_path, f"replicas: [{{url: '{url}', gpu: CPU}}]"))
+        assert run.returncode == 0, run.stdout
+        assert "no NVIDIA driver is installed, which is fine on a machine without GPUs" in run.stdout
