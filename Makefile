@@ -13,8 +13,8 @@ SOURCES := $(shell find exporter dashboards -type f -not -name '*.pyc' 2>/dev/nu
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(VENV)/run.stamp ## watch a replay of a real vLLM; TARGET=http://host:8000 a server, LISTEN=host:port
-	@exec $(BIN)/kvheadroom $(if $(TARGET),serve --target "$(TARGET)",demo) $(if $(LISTEN),--web.listen-address "$(LISTEN)")
+run: $(VENV)/run.stamp ## watch a replay of a real vLLM; TARGET=http://host:8000 or CONFIG=file.yaml: yours
+	@exec $(BIN)/kvheadroom $(if $(TARGET)$(CONFIG),serve $(if $(TARGET),--target "$(TARGET)") $(if $(CONFIG),--config "$(CONFIG)"),demo) $(if $(LISTEN),--web.listen-address "$(LISTEN)")
 
 test: check ## every test; the first time installs a real vLLM (2.5 GB) outside the clone
 	@bash tests/system_packages.sh || [ "$$CI" != true ]
@@ -24,7 +24,7 @@ check: $(VENV)/tests.stamp ## formatting, lint, types, import contracts, generat
 	$(BIN)/ruff format --check --quiet exporter dashboards tests
 	$(BIN)/ruff check --quiet exporter dashboards tests
 	$(BIN)/mypy
-	$(BIN)/lint-imports pyproject.toml | tail -n 1
+	@told=$$($(BIN)/lint-imports pyproject.toml) || { echo "$$told"; exit 1; }; echo "import contracts kept"
 	$(BIN)/python -m dashboards.build --check
 	$(BIN)/python docs/reference.py --check
 

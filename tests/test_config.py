@@ -75,21 +75,44 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         (REPLICA + "scrape_interval: 1ms", "/c.yaml: scrape_interval: input should be greater than or equal to 0.1, got '1ms'"),
         ("replicas: [{url: 'http://h:1', gpus: ['0']}]", "/c.yaml: replicas[0].gpus[0]: '0' is no UUID of a GPU; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..."),
         (REPLICA + "session_tokens: [0]", "/c.yaml: session_tokens[0]: input should be greater than 0, got 0"),
-        (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: input should be a valid integer, got '256K'"),
+        (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: a whole number is needed, got '256K'"),
         ("replicas: [{url: 'host:8000'}]", "/c.yaml: replicas[0].url: 'host:8000' is no server's address; write e.g. http://host:8000"),
         ("replicas: [{url: 'http://u:p@h:1'}]", "/c.yaml: replicas[0].url: an address may not hold a user or password: it is shown on pages and in metrics"),
+        ("replicas: [{url: 'http://u@h:1'}]", "/c.yaml: replicas[0].url: an address may not hold a user or password: it is shown on pages and in metrics"),
+        ("replicas: [{url: 'http://h:1/?a=b'}]", "/c.yaml: replicas[0].url: an address may not have a query (?...) or fragment (#...)"),
+        ("replicas: [{url: 'http://ho st:1'}]", "/c.yaml: replicas[0].url: 'http://ho st:1' is no server's address; write e.g. http://host:8000"),
+        ("replicas: [{url: 'http://a..b:1'}]", "/c.yaml: replicas[0].url: 'http://a..b:1' is no server's address; write e.g. http://host:8000"),
+        ("replicas: [{url: 'http://[::1'}]", "/c.yaml: replicas[0].url: 'http://[::1' is no server's address; write e.g. http://host:8000"),
+        ("replicas: [{url: 'http://h:1', model: ''}]", "/c.yaml: replicas[0].model: string should have at least 1 character, got ''"),
+        ("replicas: [{url: 'http://h:1', flags: 5}]", "/c.yaml: replicas[0].flags: a mapping (`key: value`) is needed, got 5"),
+        ("replicas: 5", "/c.yaml: replicas: a list (`[a, b]`) is needed, got 5"),
+        ("replicas: [{url: 'http://h:1', gpu: CPU, hbm_bytes: 5}]", "/c.yaml: replicas[0]: `gpu: CPU` has neither hbm_bytes nor gpus; leave one of them out"),
         ("replicas: [{url: 'http://h:99999'}]", "/c.yaml: replicas[0].url: 'http://h:99999' is no server's address; write e.g. http://host:8000"),
         ("replicas: [{url: 'http://h:1/metrics'}]", "/c.yaml: replicas[0].url: give the server's address without /metrics"),
-        ("replicas: [{name: a}]", "/c.yaml: replicas[0].url: field required, got {'name': 'a'}"),
+        ("replicas: [{name: a}]", "/c.yaml: replicas[0].url: it is needed"),
         ("replicas: [{url: 'http://h:1', gpu: B999}]", "/c.yaml: replicas[0].gpu: 'B999' is not in the catalogue (A100-80GB, H100, H200, B200, CPU); for another GPU leave `gpu` out and set `hbm_bytes`"),
         ("replicas: [{url: 'http://h:1', flags: {tensor-parallel-size: 2}}]", "/c.yaml: replicas[0].flags.tensor-parallel-size: there is no such setting; did you mean `tensor_parallel_size`?"),
-        ("replicas: [{url: 'http://h:1', flags: {tensor_parallel_size: '8'}}]", "/c.yaml: replicas[0].flags.tensor_parallel_size: input should be a valid integer, got '8'"),
+        ("replicas: [{url: 'http://h:1', flags: {tensor_parallel_size: '8'}}]", "/c.yaml: replicas[0].flags.tensor_parallel_size: a whole number is needed, got '8'"),
         ("replicas: [{url: 'http://h:1', flags: {gpu_memory_utilization: 92}}]", "/c.yaml: replicas[0].flags.gpu_memory_utilization: input should be less than or equal to 1, got 92"),
         ("replicas: [{url: 'http://h:1'}, {url: 'http://h:1/'}]", "/c.yaml: replicas[0] and replicas[1] are both called 'h:1'; give each its own `name`"),
     ],
 )  # fmt: skip
 def test_a_fault_names_its_place_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
     assert fault(tmp_path, text) == message
+
+
+def test_no_secret_of_a_faulty_config_is_repeated(tmp_path: Path) -> None:
+    told = fault(
+        tmp_path, "replicas: [{uri: x, api_key: S3CRET}, {url: 'ftp://me:S3CRET@h'}, {S3: {a: S3CRET}}]"
+    )
+    assert "api_key: there is no such setting; did you mean `api_key_file`?" in told
+    assert "S3CRET" not in told
+
+
+def test_a_model_folder_is_meant_as_in_a_shell(tmp_path: Path) -> None:
+    config = load(tmp_path, "replicas: [{url: 'http://[::1]:8000', model: ~/models/x}]")
+    assert config.replicas[0].model == str(Path.home() / "models" / "x")
+    assert config.replicas[0].replica == "[::1]:8000"
 
 
 def test_several_faults_are_all_told(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def vllm_answers(page: str = "gqa_light_steady", root: str = str(SHIPPED_MODEL))
 
 def config_file(folder: Path, text: str) -> Path:
     file = folder / "kvheadroom.yaml"
-    file.write_text("scrape_interval: 200ms\n" + text)
+    # Numbers are withheld after three intervals: long enough for a busy machine, short enough for a test.
+    file.write_text("scrape_interval: 500ms\n" + text)
     return file
 
 
@@ -134,7 +135,7 @@ def test_a_target_that_goes_away_is_down_within_a_tick_and_its_numbers_go_after_
             wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is not None, "usage")
             answers["/metrics"] = text_answer("going down", status=503)
             wait_for(lambda: serve.value("kvheadroom_source_up", source="metrics") == 0, "source down")
-            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is None, "withholding", seconds=3)
+            wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is None, "withholding", seconds=5)
             assert serve.value("kvheadroom_sample_age_seconds") is None
             reason = {"source": "metrics", "reason": "unavailable"}
             assert (serve.value("kvheadroom_source_failures_total", **reason) or 0) >= 3
@@ -157,8 +158,13 @@ def test_a_hanging_target_delays_nobody_else(tmp_path: Path) -> None:
                 lambda: serve.value("kvheadroom_source_failures_total", replica="hung", reason="timeout"),
                 "the timeout",
             )
-            ages = [serve.value("kvheadroom_sample_age_seconds", replica="good") for _ in range(10)]
-            assert all(age is not None and age < 0.6 for age in ages), ages
+            wait_for(
+                lambda: serve.value("kvheadroom_kv_usage_ratio", replica="good") is not None, "the good one"
+            )
+            for _ in range(20):
+                # Withheld numbers would mean that three ticks in a row were late.
+                assert serve.value("kvheadroom_kv_usage_ratio", replica="good") is not None
+                time.sleep(0.1)
             assert serve.value("kvheadroom_kv_usage_ratio", replica="hung") is None
             assert serve.stop()[1] < 1.0
 
@@ -345,3 +351,89 @@ def test_sighup_without_a_config_file_is_said_and_harmless() -> None:
         wait_for(lambda: "there is no config file to read again" in serve.output, "the line")
         assert serve.alive
         assert serve.value("kvheadroom_config_last_reload_successful") is None
+
+
+def test_ctrl_c_at_any_moment_of_the_start_ends_without_a_traceback() -> None:
+    for delay in (0.05, 0.15, 0.25, 0.4, 0.6):
+        process = subprocess.Popen(
+            [*COMMAND, "demo", "--web.listen-address", "127.0.0.1:0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+        # In the first instants it is the interpreter that is interrupted, before a line of ours has run.
+        assert "kvheadroom/" not in errors, errors
+
+
+def test_a_model_folder_on_a_disk_that_hangs_holds_nothing_up(tmp_path: Path) -> None:
+    # Opening a pipe without a writer hangs as a dead mount does; as a regular file it is let through.
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "sitecustomize.py").write_text(
+        "import pathlib, time\n"
+        "read = pathlib.Path.read_bytes\n"
+        "def slow(path):\n"
+        "    time.sleep(60 if path.name == 'config.json' else 0)\n"
+        "    return read(path)\n"
+        "pathlib.Path.read_bytes = slow\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{shim}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    with (
+        http_server(vllm_answers()) as (url, _),
+        daemon("serve", "--target", url, environment=environment) as serve,
+    ):
+        wait_for(lambda: serve.value("kvheadroom_observed_blocks") == 128, "the observed part", seconds=6)
+        assert serve.value("kvheadroom_predicted_blocks") is None
+        assert serve.value("kvheadroom_missing_fact", fact="model_files") == 1
+        code, took = serve.stop()
+        assert (code, took < 1.0) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [("gzip", True), ("deflate, gzip;q=0.5", True), ("gzip;q=0", False), ("identity", False), ("", False)],
+)
+def test_a_page_is_compressed_for_those_who_take_it(accepted: str, *, compressed: bool) -> None:
+    from kvheadroom.outputs.server import _takes_gzip
+
+    assert _takes_gzip(accepted) is compressed
+
+
+def test_targets_of_the_command_line_are_added_to_the_file_and_its_settings_stay(tmp_path: Path) -> None:
+    with http_server(vllm_answers()) as (a, _), http_server(vllm_answers()) as (b, _):
+        file = tmp_path / "c.yaml"
+        file.write_text(
+            f"scrape_interval: 700ms\nsession_tokens: [320]\nreplicas: [{{url: '{a}', name: a}}]\n"
+        )
+        with daemon("serve", "--config", file, "--target", b) as serve:
+            wait_for(lambda: serve.get("/-/ready").status_code == 200, "readiness")
+            assert "every 0.7 s" in serve.output
+            for replica in ("a", b[7:]):
+                wait_for(
+                    lambda replica=replica: (
+                        serve.value(  # type: ignore[misc]
+                            "kvheadroom_observed_sessions", replica=replica, session_tokens="320"
+                        )
+                        == 12.8
+                    ),
+                    "sessions of 320 tokens",
+                )
+
+
+@pytest.mark.parametrize("key", ["", "two\nlines", "gr\u00fcn"])
+def test_a_key_file_without_a_usable_key_is_named_and_not_shown(tmp_path: Path, key: str) -> None:
+    (tmp_path / "key").write_text(key)
+    text = f"replicas: [{{url: 'http://127.0.0.1:1', api_key_file: '{tmp_path / 'key'}'}}]"
+    run = subprocess.run(
+        [*COMMAND, "check", "--config", str(config_file(tmp_path, text))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    assert run.returncode == 2
+    assert "holds no single-line key" in run.stderr
+    assert not key or key not in run.stderr

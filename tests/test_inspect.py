@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,10 @@ def test_problems_are_told_and_end_with_1() -> None:
         (["/nowhere/page.txt"], b"", "No such file"),
         (["-"], b"<html></html>", "HTML"),
         (["-"], b"", "empty"),
-        (["http://127.0.0.1:1"], b"", "Connection refused"),
+        (["http://127.0.0.1:1"], b"", "nothing listens there"),
+        (["http://[::1"], b"", "is no server's address"),
+        (["http://a..b:1"], b"", "is no server's address"),
+        (["http://me:S3CRET@127.0.0.1:1"], b"", "may not hold a user or password"),
     ],
 )
 def test_what_cannot_be_read_ends_with_2_and_one_sentence(
@@ -79,3 +83,52 @@ def test_what_cannot_be_read_ends_with_2_and_one_sentence(
     assert (run.returncode, run.stdout) == (2, b"")
     assert word in run.stderr.decode()
     assert len(run.stderr.splitlines()) == 1
+    assert b"S3CRET" not in run.stderr
+
+
+def test_a_redirect_is_not_followed_and_a_flood_is_not_taken_in() -> None:
+    def redirect(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", "/other")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    answers = {"/metrics": redirect, "/other": text_answer(capture("gqa_heavy"))}
+    with http_server(answers) as (url, seen):
+        run = inspect(url)
+    assert run.returncode == 2
+    assert b"redirects are not followed" in run.stderr
+    assert [path for path, _ in seen] == ["/metrics"]
+    with http_server({"/metrics": text_answer(b"#" * (17 << 20))}) as (url, _):
+        run = inspect(url)
+    assert run.returncode == 2
+    assert b"larger than 16 MiB" in run.stderr
+
+
+def test_a_page_cut_off_on_the_way_is_not_taken_for_a_whole_one() -> None:
+    def cut(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "100000")
+        request.end_headers()
+        request.wfile.write(capture("gqa_heavy")[:20_000])
+        request.close_connection = True
+
+    with http_server({"/metrics": cut}) as (url, _):
+        run = inspect(url, "--json")
+    assert (run.returncode, run.stdout) == (2, b"")
+    assert b"cut off" in run.stderr
+
+
+@pytest.mark.parametrize("redirection", ["| head -c 0", "> /dev/full", ">&-", "2>&-", "<&-"])
+def test_closed_and_full_streams_end_without_a_traceback(redirection: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.txt"
+    page.write_bytes(capture("gqa_heavy") * 3)
+    run = subprocess.run(  # noqa: S602  the shell's redirections are what is tested
+        f"{' '.join(COMMAND)} inspect {page} --json {redirection}",
+        shell=True,
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert b"Traceback" not in run.stdout + run.stderr
+    assert run.returncode in (0, 1)

@@ -19,7 +19,14 @@ from kvheadroom.capacity.assessment import (
     ReplicaAssessment,
     SourceStatus,
 )
-from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, resolve_facts
+from kvheadroom.capacity.facts import (
+    EngineFacts,
+    MissingFact,
+    ModelFiles,
+    OperatorFacts,
+    ServerAnswers,
+    resolve_facts,
+)
 from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ConfigError, ReplicaConfig
@@ -29,7 +36,7 @@ from kvheadroom.monitor.sampler import ReplicaSampler, ReplicaSources, Resolutio
 from kvheadroom.outputs.server import ListenAddress, start_server
 from kvheadroom.sources.http import Endpoint, fetch, open_session
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
-from kvheadroom.sources.model_files import read_model_files
+from kvheadroom.sources.model_files import ModelFilesReader
 from kvheadroom.sources.nvml import NvmlSource
 from kvheadroom.sources.vllm_metrics import parse_page
 from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
@@ -67,8 +74,10 @@ class Replica:
         self._endpoint = Endpoint(replica.url, read_api_key(replica))
         self._timeout_seconds = min(config.scrape_interval, MAX_SCRAPE_SECONDS)
         self._model_folder = replica.model
+        self._model_reader = ModelFilesReader()
         self._operator = OperatorFacts(
-            flags=replica.flags.model_dump(exclude_none=True),
+            # What is said to be null is said: it is no longer an assumption.
+            flags=replica.flags.model_dump(exclude_unset=True),
             gpu=replica.gpu,
             hbm_bytes=replica.hbm_bytes,
             weights_bytes=replica.weights_bytes,
@@ -107,7 +116,30 @@ class Replica:
 
     def as_sources(self) -> ReplicaSources:
         """What the sampler is handed."""
-        return ReplicaSources(self.fetch_page, self.resolve, self.ask_health)
+        return ReplicaSources(self.fetch_page, self.resolve, self.facts_unasked, self.ask_health)
+
+    def facts_unasked(self, page: VllmPage) -> Resolution:
+        """What is known while the server and the model's folder are still being asked."""
+        asking = MissingFact(MODEL_FILES, "the server and the model's files are being asked", "wait a moment")
+        return Resolution(self._facts(page, ServerAnswers(), None, asking), sources=())
+
+    def _facts(
+        self,
+        page: VllmPage,
+        answers: ServerAnswers,
+        files: ModelFiles | None,
+        missing: MissingFact | None,
+    ) -> dict[str, EngineFacts]:
+        return {
+            engine.engine: resolve_facts(
+                operator=self._operator,
+                answers=answers,
+                echoed=engine.echoed,
+                model_files=files,
+                model_files_missing=missing,
+            )
+            for engine in page.engines
+        }
 
     async def ask_health(self) -> bool:
         """Whether `/health` answers 200."""
@@ -122,19 +154,7 @@ class Replica:
         files, missing, status = await self._model_files(answers.model_root)
         if status is not None:
             sources.append(status)
-        return Resolution(
-            facts={
-                engine.engine: resolve_facts(
-                    operator=self._operator,
-                    answers=answers,
-                    echoed=engine.echoed,
-                    model_files=files,
-                    model_files_missing=missing,
-                )
-                for engine in page.engines
-            },
-            sources=tuple(sources),
-        )
+        return Resolution(self._facts(page, answers, files, missing), tuple(sources))
 
     async def _model_files(
         self, root: str | None
@@ -153,13 +173,7 @@ class Replica:
             folder = root
             if not _is_this_machine(self._endpoint.base_url):
                 assumed = f"{root} on this machine holds the same files as on the server's"
-        try:
-            async with asyncio.timeout(MODEL_FILES_SECONDS):
-                files = await asyncio.to_thread(read_model_files, folder, assumed)
-        except TimeoutError:
-            files = SourceFailure(
-                MODEL_FILES, FailureReason.TIMEOUT, f"{folder}: not read within {MODEL_FILES_SECONDS:g} s"
-            )
+        files = await self._model_reader.read(folder, assumed, timeout_seconds=MODEL_FILES_SECONDS)
         if isinstance(files, SourceFailure):
             return (
                 None,

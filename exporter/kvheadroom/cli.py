@@ -4,42 +4,60 @@ Exit codes: 0 fine; 1 it ran, but something is missing or failed; 2 usage or con
 """
 
 import argparse
-import asyncio
-import contextlib
-import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine
-from importlib import resources
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from kvheadroom import __version__
-from kvheadroom.capacity.readings import SourceFailure, VllmPage
-from kvheadroom.config import Config, ConfigError, load_config, validate_config
-from kvheadroom.outputs.check_report import check_report, is_complete
-from kvheadroom.outputs.json_report import inspect_report, to_json
-from kvheadroom.outputs.numbers import count, percent
-from kvheadroom.outputs.server import ListenAddress, ListenError, parse_listen_address
-from kvheadroom.sources.vllm_metrics import parse_page
+from kvheadroom.capacity.errors import OperatorError
+
+if TYPE_CHECKING:
+    from kvheadroom.capacity.readings import Scrape, SourceFailure, VllmPage
+    from kvheadroom.config import Config
 
 DEFAULT_LISTEN = ":9878"
 DEMO_LISTEN = "127.0.0.1:9878"
+INSPECT_SECONDS = 30.0
 
 OK, INCOMPLETE, USAGE = 0, 1, 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; the value is the exit code."""
-    arguments = make_parser().parse_args(argv)
+    """Run one command; the value is the exit code.
+
+    The commands import what they need themselves: so --help is quick, and Ctrl-C is heard from the first moment.
+    """
+    _open_closed_streams()
     try:
+        arguments = make_parser().parse_args(argv)
         code: int = arguments.run(arguments)
-    except (ConfigError, ListenError) as error:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OperatorError as error:
         print(f"kvheadroom: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         return OK
+    except BrokenPipeError:
+        # The reader has seen enough. What is still buffered must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INCOMPLETE
+    except OSError as error:
+        print(f"kvheadroom: cannot write: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INCOMPLETE
     return code
+
+
+def _open_closed_streams() -> None:
+    """A daemon may be started with its streams closed; sockets must not take their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,11 +81,11 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     serve = commands.add_parser(
         "serve",
         help="watch vLLM servers and export what they have left",
-        description="The daemon: scrapes vLLM servers, compares the KV pool with the prediction, and serves "
+        description="The daemon: scrapes vLLM servers, compares the KV pool with the prediction, and serves\n"
         "/metrics for Prometheus, / for people, /api/v1/status as JSON, /-/healthy and /-/ready.",
-        epilog="One target needs nothing else: the release comes from /version, the model's folder and "
-        "max_model_len from /v1/models, flags from the engine's own metrics. What cannot be known that way "
-        "is named on the page, with the line of the config file that gives it.\n\n"
+        epilog="One target needs nothing else: the release comes from /version, the model's folder and\n"
+        "max_model_len from /v1/models, flags from the engine's own metrics. What cannot be known\n"
+        "that way is named on the page, with the line of the config file that gives it.\n\n"
         "config file (YAML):\n"
         "  scrape_interval: 5s\n"
         "  session_tokens: [262144]       # lengths to count sessions of\n"
@@ -80,7 +98,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "      gpus: [GPU-1a2b3c4d-...]   # the GPUs of this machine that serve it (nvidia-smi -L)\n"
         "      weights_bytes: 16060522496\n"
         "      flags: {tensor_parallel_size: 8}\n"
-        "      api_key_file: /run/secrets/vllm-key\n\n"
+        "      # api_key_file: /run/secrets/vllm-key\n\n"
         "SIGHUP reads the file again; a file with a fault changes nothing. `kvheadroom check` tries one first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -148,23 +166,19 @@ def _add_listen(command: argparse.ArgumentParser, default: str) -> None:
     )
 
 
-def _listen_address(text: str) -> ListenAddress:
-    try:
-        return parse_listen_address(text)
-    except ValueError as error:
-        raise ConfigError(f"--web.listen-address: {error}") from error
-
-
 def _serve(arguments: argparse.Namespace) -> int:
     path: Path | None = arguments.config
     config = _config(path, arguments.target)
     reload_config = None if path is None else lambda: _config(path, arguments.target)
-    _run_loop(_serve_until_stopped(config, _listen_address(arguments.listen), reload_config=reload_config))
+    _run_loop(_serve_until_stopped(config, arguments.listen, reload_config=reload_config))
     return OK
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    import asyncio
+
     from kvheadroom.app import check
+    from kvheadroom.outputs.check_report import check_report, is_complete
 
     config = _config(arguments.config, arguments.target)
     fleet = asyncio.run(check(config))
@@ -173,11 +187,16 @@ def _check(arguments: argparse.Namespace) -> int:
     return OK if is_complete(fleet) else INCOMPLETE
 
 
-def _config(path: Path | None, targets: list[str]) -> Config:
+def _config(path: Path | None, targets: list[str]) -> "Config":
     """The config file with the targets of the command line added; either is enough."""
+    from kvheadroom.config import load_config, validate_address, validate_config
+
     if path is None and not targets:
-        raise ConfigError("nothing to watch; give --target http://host:8000 or --config FILE")
-    added = [{"url": target} for target in targets]
+        raise OperatorError("nothing to watch; give --target http://host:8000 or --config FILE")
+    try:
+        added = [{"url": validate_address(target)} for target in targets]
+    except OperatorError as error:
+        raise OperatorError(f"--target: {error}") from error
     if path is None:
         return validate_config({"replicas": added}, "--target")
     config = load_config(path)
@@ -185,23 +204,22 @@ def _config(path: Path | None, targets: list[str]) -> Config:
         return config
     content = config.model_dump(exclude_unset=True)
     content["replicas"] = [*content["replicas"], *added]
-    return validate_config(_as_written(content), f"{path} with --target")
-
-
-def _as_written(content: dict[str, object]) -> dict[str, object]:
-    """A validated config as YAML would give it again: durations with their unit."""
     if "scrape_interval" in content:
+        # As YAML would give it again: with its unit.
         content["scrape_interval"] = f"{content['scrape_interval']}s"
-    return content
+    return validate_config(content, f"{path} with --target")
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    from importlib import resources
+
+    from kvheadroom.config import validate_config
     from kvheadroom.lab.recordings import read_recording
     from kvheadroom.lab.replay_server import replay
+    from kvheadroom.outputs.server import parse_listen_address
 
-    listen = _listen_address(arguments.listen)
-    if listen.host not in ("127.0.0.1", "::1", "localhost"):
-        raise ConfigError("--web.listen-address: the demo stays on this machine; use 127.0.0.1:PORT")
+    if parse_listen_address(arguments.listen).host not in ("127.0.0.1", "::1", "localhost"):
+        raise OperatorError("--web.listen-address: the demo stays on this machine; use 127.0.0.1:PORT")
 
     async def run() -> None:
         async with replay(recording, model_folder=str(folder / "tiny-llama")) as url:
@@ -213,7 +231,7 @@ def _demo(arguments: argparse.Namespace) -> int:
                 },
                 "demo",
             )
-            await _serve_until_stopped(config, listen, notice=notice, with_gpus=False)
+            await _serve_until_stopped(config, arguments.listen, notice=notice, with_gpus=False)
 
     with resources.as_file(resources.files("kvheadroom") / "recordings") as folder:
         recording = read_recording(folder / "chat.jsonl.gz")
@@ -227,21 +245,27 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _run_loop(main_task: Coroutine[Any, Any, None]) -> None:
+    import logging
+
     import uvloop
 
+    from kvheadroom.outputs.server import QuietBadRequests
+
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    logging.getLogger("aiohttp.server").addFilter(QuietBadRequests())
     uvloop.run(main_task)
 
 
 async def _serve_until_stopped(
-    config: Config,
-    listen: ListenAddress,
+    config: "Config",
+    listen: str,
     *,
     notice: str | None = None,
     with_gpus: bool = True,
-    reload_config: Callable[[], Config] | None = None,
+    reload_config: "Callable[[], Config] | None" = None,
 ) -> None:
     from kvheadroom.app import serve
+    from kvheadroom.outputs.server import parse_listen_address
 
     def announce(url: str) -> None:
         if notice:
@@ -253,7 +277,7 @@ async def _serve_until_stopped(
 
     await serve(
         config,
-        listen,
+        parse_listen_address(listen),
         notice=notice,
         with_gpus=with_gpus,
         reload_config=reload_config,
@@ -262,16 +286,14 @@ async def _serve_until_stopped(
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
+    from kvheadroom.capacity.readings import SourceFailure
+    from kvheadroom.outputs.json_report import inspect_report, to_json
+    from kvheadroom.sources.vllm_metrics import parse_page
+
     source: str = arguments.page
-    try:
-        body = _read_page(source)
-    except _UnreadableError as error:
-        print(f"kvheadroom: {source}: {error}", file=sys.stderr)
-        return USAGE
-    page = parse_page(body)
+    page = parse_page(_read_page(source))
     if isinstance(page, SourceFailure):
-        print(f"kvheadroom: {source}: {page.detail}", file=sys.stderr)
-        return USAGE
+        raise OperatorError(f"{source}: {page.detail}")
     if arguments.json:
         print(to_json(inspect_report(source, page), indent=2))
     else:
@@ -281,45 +303,47 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return INCOMPLETE if page.problems else OK
 
 
-class _UnreadableError(Exception):
-    pass
-
-
 def _read_page(source: str) -> bytes:
+    """The bytes of one page.
+
+    Raises:
+        OperatorError: it cannot be read.
+    """
     if source == "-":
-        return sys.stdin.buffer.read()
-    if urlsplit(source).scheme in ("http", "https"):
+        return b"" if sys.stdin is None else sys.stdin.buffer.read()
+    if source.startswith(("http://", "https://")):
         return _get(source)
     try:
         return Path(source).read_bytes()
-    except OSError as error:
-        raise _UnreadableError(error.strerror or str(error)) from error
+    except (OSError, ValueError) as error:
+        detail = getattr(error, "strerror", None) or str(error)
+        raise OperatorError(f"{source}: {detail}") from error
 
 
 def _get(url: str) -> bytes:
-    import requests
+    import asyncio
 
-    from kvheadroom.sources.http import HEADERS, MAX_BODY_BYTES
+    from kvheadroom.capacity.readings import SourceFailure
+    from kvheadroom.config import validate_address
+    from kvheadroom.sources.http import Endpoint, fetch, open_session
 
-    page = url if urlsplit(url).path.rstrip("/").endswith("/metrics") else url.rstrip("/") + "/metrics"
-    try:
-        with (
-            requests.Session() as session,
-            contextlib.closing(
-                session.get(page, headers=HEADERS, timeout=10, stream=True, allow_redirects=False)
-            ) as response,
-        ):
-            if response.status_code != 200:
-                raise _UnreadableError(f"GET {page}: status {response.status_code}")
-            body = response.raw.read(MAX_BODY_BYTES + 1)
-    except requests.RequestException as error:
-        raise _UnreadableError(f"GET {page}: {error}") from error
-    if len(body) > MAX_BODY_BYTES:
-        raise _UnreadableError(f"GET {page}: the answer is larger than {MAX_BODY_BYTES // 1024**2} MiB")
-    return bytes(body)
+    endpoint = Endpoint(validate_address(url.rstrip("/").removesuffix("/metrics")))
+
+    async def get() -> "Scrape | SourceFailure":
+        async with open_session() as session:
+            return await fetch(
+                session, endpoint, "/metrics", source="metrics", timeout_seconds=INSPECT_SECONDS
+            )
+
+    answer = asyncio.run(get())
+    if isinstance(answer, SourceFailure):
+        raise OperatorError(answer.detail)
+    return answer.body
 
 
-def _print_page(page: VllmPage) -> None:
+def _print_page(page: "VllmPage") -> None:
+    from kvheadroom.outputs.numbers import count, percent
+
     for e in page.engines:
         print(f"engine {e.engine}  model {e.model_name or 'not told'}")
         print(

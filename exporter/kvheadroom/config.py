@@ -16,14 +16,16 @@ from pydantic import (
     model_validator,
 )
 
+from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 
 
-class ConfigError(Exception):
-    """The operator's mistake, in words that name the place and what is allowed there."""
+class ConfigError(OperatorError):
+    """A fault of the configuration."""
 
 
 _NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
+_HOST = re.compile(r"[0-9a-zA-Z_-]+(\.[0-9a-zA-Z_-]+)*\.?|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%[0-9a-zA-Z]+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -41,10 +43,12 @@ def _base_url(value: str) -> str:
         port_is_valid = parts.port is None or parts.port > 0
     except ValueError:
         parts, port_is_valid = urlsplit(""), False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
-        raise ValueError(f"{value!r} is no server's address; write e.g. http://host:8000")
-    if parts.username is not None or parts.password is not None:
+    if "@" in value:
         raise ValueError("an address may not hold a user or password: it is shown on pages and in metrics")
+    plain = re.fullmatch(r"[\x21-\x7e]+", value) is not None and len(value) <= 2000
+    host = parts.hostname or ""
+    if parts.scheme not in ("http", "https") or not port_is_valid or not plain or not _HOST.fullmatch(host):
+        raise ValueError(f"{value[:100]!r} is no server's address; write e.g. http://host:8000")
     if parts.query or parts.fragment:
         raise ValueError("an address may not have a query (?...) or fragment (#...)")
     path = parts.path.rstrip("/")
@@ -63,6 +67,11 @@ def _gpu(value: object) -> object:
             "for another GPU leave `gpu` out and set `hbm_bytes`"
         )
     return names[value.lower()]
+
+
+def _expanded(value: str) -> str:
+    """`~/models/x` is meant as in a shell."""
+    return str(Path(value).expanduser())
 
 
 def _gpu_uuid(value: str) -> str:
@@ -113,13 +122,19 @@ class ReplicaConfig(_Strict):
 
     url: BaseUrl
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    model: str | None = None
+    model: Annotated[str, Field(min_length=1), AfterValidator(_expanded)] | None = None
     weights_bytes: PositiveInt | None = None
     flags: VllmFlags = VllmFlags()
     gpu: Annotated[str | None, BeforeValidator(_gpu)] = None
     gpus: tuple[GpuUuid, ...] = ()
     hbm_bytes: PositiveInt | None = None
     api_key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _cpu_has_no_hbm(self) -> Self:
+        if self.gpu == CPU and (self.hbm_bytes is not None or self.gpus):
+            raise ValueError("`gpu: CPU` has neither hbm_bytes nor gpus; leave one of them out")
+        return self
 
     @property
     def replica(self) -> str:
@@ -176,6 +191,18 @@ def load_config(path: Path) -> Config:
     return validate_config(content, str(path))
 
 
+def validate_address(value: str) -> str:
+    """A server's base URL, without a trailing slash.
+
+    Raises:
+        ConfigError: with what is wrong and what is allowed.
+    """
+    try:
+        return _base_url(value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def validate_config(content: dict[Any, Any], where: str) -> Config:
     """A Config from parsed YAML.
 
@@ -195,9 +222,26 @@ def _fault(where: str, fault: Any) -> str:
     message = str(fault["msg"]).removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
         message = "there is no such setting" + _did_you_mean(fault["loc"])
+    elif fault["type"] == "missing":
+        message = "it is needed"
     elif fault["type"] != "value_error":
-        message = f"{message[0].lower()}{message[1:]}, got {fault['input']!r}"[:300]
+        message = _PLAIN.get(fault["type"], f"{message[0].lower()}{message[1:]}")
+        # Only a single value is repeated: a whole mapping may hold a secret.
+        if isinstance(fault["input"], str | int | float | bool | None):
+            message += f", got {fault['input']!r}"[:120]
     return f"{where}: {place}: {message}" if place else f"{where}: {message}"
+
+
+_PLAIN = {
+    "model_type": "a mapping (`key: value`) is needed",
+    "model_attributes_type": "a mapping (`key: value`) is needed",
+    "dict_type": "a mapping (`key: value`) is needed",
+    "tuple_type": "a list (`[a, b]`) is needed",
+    "string_type": "a text is needed",
+    "int_type": "a whole number is needed",
+    "bool_type": "true or false is needed",
+    "float_type": "a number is needed",
+}
 
 
 def _did_you_mean(location: tuple[Any, ...]) -> str:

@@ -129,6 +129,33 @@ def test_a_pool_with_several_groups_has_no_used_tokens() -> None:
     assert [row.blocks_per_session for row in result.sessions] == [127]
 
 
+def test_with_context_parallelism_a_block_holds_more_tokens_than_one_gpu_stores() -> None:
+    # 16 tokens a block and GPU, 8 GPUs share a context: the block holds 128 tokens of it.
+    seen = assess_at(replace(SNAPSHOT, block_size=16, attention_block_size=128)).observation
+    assert seen.block_size == 128
+    assert seen.pool_bytes == 128 * 16 * 1024
+    assert seen.used_tokens == 100 * 128
+
+
+def test_up_to_0_10_1_the_usage_counts_the_null_block() -> None:
+    # 101 of 128 blocks are not free, one of them the null block.
+    old = replace(SNAPSHOT, kv_usage_ratio=101 / 128)
+    for version, used in (("0.10.1", 100), ("0.10.2", 100)):
+        snapshot = old if version == "0.10.1" else SNAPSHOT
+        seen = assess_at(snapshot, facts(gpu="cpu", echoed=SNAPSHOT.echoed, version=version)).observation
+        assert (seen.used_blocks, seen.free_blocks) == (used, 27), version
+    idle = replace(SNAPSHOT, kv_usage_ratio=1 / 128)
+    seen = assess_at(idle, facts(gpu="cpu", echoed=SNAPSHOT.echoed, version="0.9.2")).observation
+    assert (seen.used_blocks, seen.free_blocks) == (0, 127)
+
+
+def test_a_concurrency_is_rounded_to_whole_blocks_and_not_cut() -> None:
+    # 128 blocks / 3.0476 = 42.0003: printing the float must not lose a block.
+    unknown = replace(facts(gpu="cpu", max_model_len=1000), model=None)
+    result = assess_at(replace(SNAPSHOT, max_concurrency=128 / 43 + 1e-9), unknown)
+    assert [row.blocks_per_session for row in result.sessions] == [43]
+
+
 @pytest.mark.parametrize("num_blocks", [None, 0, 1])
 def test_a_pool_without_a_usable_block_gives_no_usage(num_blocks: int | None) -> None:
     seen = assess_at(replace(SNAPSHOT, num_blocks=num_blocks)).observation

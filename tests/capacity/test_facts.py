@@ -47,12 +47,13 @@ def test_the_default_utilization_is_that_of_the_release(version: str | None, uti
 @pytest.mark.parametrize(
     ("version", "release"),
     [
-        ("0.32.0", (0, 32)),
-        ("v0.33.0", (0, 33)),
-        ("0.33.0rc1", (0, 33)),
-        ("0.11.2.dev5+gabc123", (0, 11)),
-        ("0.32", (0, 32)),
-        ("0.32.0+cpu", (0, 32)),
+        ("0.32.0", (0, 32, 0)),
+        ("v0.33.1", (0, 33, 1)),
+        ("0.33.0rc1", (0, 33, 0)),
+        ("0.11.2.dev5+gabc123", (0, 11, 2)),
+        ("0.32", (0, 32, 0)),
+        ("0.32.0+cpu", (0, 32, 0)),
+        ("9" * 5000 + ".1", None),
         ("0.1.dev1+g0123", None),  # a build from source without tags
         ("unknown", None),
         ("", None),
@@ -60,18 +61,65 @@ def test_the_default_utilization_is_that_of_the_release(version: str | None, uti
     ],
 )
 def test_a_release_number_is_read_from_every_form_vllm_prints(
-    version: str, release: tuple[int, int] | None
+    version: str, release: tuple[int, int, int] | None
 ) -> None:
     assert parse_release(version) == release
 
 
-@pytest.mark.parametrize("version", [None, "nightly", "0.34.0", "1.0.0"])
-def test_an_unknown_release_takes_the_newest_known_rules_and_says_so(version: str | None) -> None:
+@pytest.mark.parametrize(
+    ("version", "taken"),
+    [
+        (None, (0, 33)),
+        ("nightly", (0, 33)),
+        ("0.34.0", (0, 33)),
+        ("1.0.0", (0, 33)),
+        ("0.31.0", (0, 32)),
+        ("0.8.5", (0, 32)),
+    ],
+)
+def test_a_release_that_is_not_verified_takes_the_nearest_verified_rules_and_says_so(
+    version: str | None, taken: tuple[int, int]
+) -> None:
     rules = rules_for(version)
-    assert rules.release == (0, 33)
+    assert rules.taken_from == taken
     assert rules.assumed_because is not None
     assert "release" in dict(facts(version=version).assumed())
-    assert "release" not in dict(facts(version="0.33.1").assumed())
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.33.1"])
+def test_a_verified_release_is_no_assumption(version: str) -> None:
+    assert "release" not in dict(facts(version=version).assumed())
+
+
+def test_what_is_said_to_be_off_is_no_longer_assumed() -> None:
+    said = facts(flags={"speculative_config": None, "attention_backend": None, "pipeline_parallel_size": 1})
+    assert not {"speculative_config", "attention_backend", "pipeline_parallel_size"} & set(
+        dict(said.assumed())
+    )
+    assert said.obstacles == ()
+
+
+def test_an_echoed_flag_that_is_not_modelled_is_an_obstacle() -> None:
+    skipping = facts(echoed=EchoedFlags(kv_cache_dtype_skip_layers=("0", "31")))
+    assert skipping.obstacles == ("the flag kv_cache_dtype_skip_layers=0,31 is not modelled by this version",)
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "kv_heads", "reason"),
+    [
+        (3, 2, "it does not divide the 4 attention heads"),
+        (8, 2, "it does not divide the 4 attention heads"),
+        (2, 3, "the 3 KV heads can be neither shared out nor copied evenly"),
+    ],
+)
+def test_heads_that_cannot_be_shared_out_are_refused_as_vllm_refuses_them(
+    tensor_parallel_size: int, kv_heads: int, reason: str
+) -> None:
+    refused = facts(
+        config={**TINY_LLAMA, "num_key_value_heads": kv_heads},
+        flags={"tensor_parallel_size": tensor_parallel_size},
+    )
+    assert refused.obstacles == (f"vLLM refuses tensor_parallel_size={tensor_parallel_size}: {reason}",)
 
 
 def test_what_the_pool_needs_is_missing_only_where_no_flag_gives_it() -> None:

@@ -164,6 +164,28 @@ def test_pool_bytes_are_what_utilization_weights_and_overhead_leave_of_hbm() -> 
     assert prediction.pool.pool_bytes + (prediction.pool.unused_bytes or 0) == 65_000_000_000
 
 
+def test_bytes_are_rounded_up_where_vllm_rounds_them_up() -> None:
+    budget = predict(
+        facts(
+            hbm_bytes=1_000_000_001,
+            weights_bytes=200_000_001,
+            overhead_bytes=0,
+            flags={"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5},
+        )
+    ).budget
+    assert budget is not None
+    # ceil(500,000,000.5) - ceil(100,000,000.5)
+    assert budget.available_bytes == 500_000_001 - 100_000_001
+
+
+def test_a_budget_of_exactly_nothing_is_no_budget() -> None:
+    nothing = facts(
+        hbm_bytes=1000, weights_bytes=500, overhead_bytes=0, flags={"gpu_memory_utilization": 0.5}
+    )
+    assert predict(nothing).budget is None
+    assert "leave nothing" in " ".join(predict(nothing).cannot_predict)
+
+
 def test_weights_that_fill_the_gpu_are_said_with_their_bytes() -> None:
     prediction = predict(facts(hbm_bytes=10**10, weights_bytes=10**11, overhead_bytes=0))
     assert prediction.pool is None
@@ -191,6 +213,9 @@ def test_a_pool_smaller_than_one_block_is_no_pool() -> None:
         ({"num_key_value_heads": None}, 2048),  # MHA: as many K/V heads as heads
         ({"num_key_value_heads": 1}, 512),  # MQA
         ({"head_dim": None}, 1024),  # hidden_size 128 / 4 heads = 32
+        # vLLM's Qwen2 does not look at head_dim
+        ({"architectures": ["Qwen2ForCausalLM"], "head_dim": 64}, 1024),
+        ({"architectures": ["Qwen3ForCausalLM"], "head_dim": 64}, 2048),
         ({"use_sliding_window": False, "sliding_window": 64}, 1024),
         ({"layer_types": ["full_attention"] * 4}, 1024),
     ],
@@ -212,7 +237,26 @@ def test_config_json_fields_are_read_as_vllm_reads_them(change: dict[str, Any], 
         ({"num_hidden_layers": "4"}, "`num_hidden_layers` is '4'"),
         ({"num_hidden_layers": True}, "`num_hidden_layers` is True"),
         ({"num_attention_heads": 0}, "`num_attention_heads` is 0"),
-        ({"hidden_size": None}, "`hidden_size` is None"),
+        ({"hidden_size": None, "head_dim": None}, "`hidden_size` is None"),
+        ({"hidden_size": 3, "head_dim": None}, "larger than `hidden_size`"),
+        ({"num_hidden_layers": 10**400}, "`num_hidden_layers` is out of range"),
+        ({"num_hidden_layers": -1}, "`num_hidden_layers` is -1"),
+        ({"max_position_embeddings": 0}, "`max_position_embeddings` is 0"),
+        ({"dual_chunk_attention_config": {"chunk_size": 8192}}, "dual chunk attention"),
+        ({"compression_config": {"kv_cache_scheme": {"num_bits": 8}}}, "KV-cache scheme of its own"),
+        (
+            {"quantization_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}},
+            "KV-cache scheme of its own",
+        ),
+        ({"torch_dtype": "float64"}, "a KV cache of type 'float64'"),
+        # Left-out keys whose default is transformers' own and may change with it
+        ({"architectures": ["MistralForCausalLM"]}, "`sliding_window` is left out"),
+        ({"architectures": ["Qwen3ForCausalLM"], "head_dim": None}, "`head_dim` is None"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": None},
+            "`num_key_value_heads` is None",
+        ),
+        ({"architectures": ["Glm4MoeForCausalLM"], "head_dim": None}, "`head_dim` is None"),
         ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, "KV-cache scheme of its own"),
     ],
 )
@@ -234,13 +278,13 @@ def test_a_declared_kv_scheme_is_no_obstacle_once_the_dtype_is_said() -> None:
     more=st.integers(0, 2**40),
     block_size=st.sampled_from([16, 32, 64, 128]),
     tp=st.sampled_from([1, 2, 4, 8, 16]),
-    kv_heads=st.sampled_from([1, 2, 8, 12]),
+    kv_heads=st.sampled_from([1, 2, 8, 16]),
     length=st.integers(1, 200_000),
 )
 def test_more_memory_never_holds_fewer_tokens_and_longer_sessions_never_more(
     available: int, more: int, block_size: int, tp: int, kv_heads: int, length: int
 ) -> None:
-    config = {**TINY_LLAMA, "num_key_value_heads": kv_heads}
+    config = {**TINY_LLAMA, "num_key_value_heads": kv_heads, "num_attention_heads": 48}
 
     def plan(memory: int) -> Prediction:
         flags = {"kv_cache_memory_bytes": memory, "block_size": block_size, "tensor_parallel_size": tp}

@@ -42,7 +42,7 @@ class Outside:
         self.healthy = True
         self.health_asked = 0
         self.version = "0.33.0"
-        sources = ReplicaSources(self.fetch, self.resolve, self.ask_health)
+        sources = ReplicaSources(self.fetch, self.resolve, self.unasked, self.ask_health)
         self.sampler = ReplicaSampler(first, (1024,), sources, self.board)
 
     async def fetch(self) -> tuple[Scrape, VllmPage] | SourceFailure:
@@ -54,6 +54,9 @@ class Outside:
         self.resolved += 1
         found = {e.engine: facts(gpu="cpu", version=self.version) for e in page.engines}
         return Resolution(found, self.sources)
+
+    def unasked(self, page: VllmPage) -> Resolution:
+        return Resolution({e.engine: facts(gpu="cpu", version=None) for e in page.engines}, ())
 
     async def ask_health(self) -> bool:
         self.health_asked += 1
@@ -277,7 +280,7 @@ def test_a_fault_of_ours_ends_the_tick_and_not_the_monitor(
 
     first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=0.01)
     board = Board((first,))
-    sources = ReplicaSources(outside.fetch, broken, outside.ask_health)
+    sources = ReplicaSources(outside.fetch, broken, outside.unasked, outside.ask_health)
     sampler = ReplicaSampler(first, (1024,), sources, board)
 
     async def run() -> None:
@@ -289,6 +292,50 @@ def test_a_fault_of_ours_ends_the_tick_and_not_the_monitor(
     asyncio.run(asyncio.wait_for(run(), 10))
     assert "a fault of kvheadroom" in str(board.fleet.replicas[0].sources[0].failure)
     assert "please report it" in caplog.text
+
+
+def test_numbers_are_shown_while_slow_sources_of_facts_are_still_being_asked(outside: Outside) -> None:
+    release = asyncio.Event()
+
+    async def slow(page: VllmPage) -> Resolution:
+        await release.wait()
+        return await outside.resolve(page)
+
+    first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=5.0)
+    board = Board((first,))
+    sources = ReplicaSources(outside.fetch, slow, outside.unasked, outside.ask_health)
+    sampler = ReplicaSampler(first, (1024,), sources, board)
+
+    async def run() -> None:
+        for now in (1000.0, 1005.0):
+            await sampler.tick(now)
+            (engine,) = board.fleet.replicas[0].engines
+            assert engine.observation.num_blocks == 128
+            assert engine.facts.version is None
+        release.set()
+        await sampler.tick(1010.0)
+        (engine,) = board.fleet.replicas[0].engines
+        assert engine.facts.version is not None
+        assert outside.resolved == 1
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_the_age_counts_from_the_scrape_and_not_from_its_end(outside: Outside) -> None:
+    outside.tick()
+    taken_at = outside.now
+    asyncio.run(outside.sampler.tick(taken_at + 4.0))
+    assert outside.board.fleet.replicas[0].last_success_at == taken_at
+
+
+def test_a_fleet_is_spread_over_the_interval() -> None:
+    from kvheadroom.monitor.sampler import _phase
+
+    phases = sorted(_phase(f"http://10.0.0.{n}:8000") for n in range(200))
+    assert all(0 <= phase < 1 for phase in phases)
+    assert _phase("http://a:1") == _phase("http://a:1")
+    gaps = [b - a for a, b in zip([0.0, *phases], [*phases, 1.0], strict=True)]
+    assert max(gaps) < 0.06
 
 
 def test_missing_facts_reach_the_board(outside: Outside) -> None:

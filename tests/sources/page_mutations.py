@@ -56,11 +56,15 @@ def _change_sample(change: Callable[[str, random.Random], str]) -> Callable[[Lin
     return changed
 
 
+def _series(line: str) -> str:
+    return line[: line.rindex("}") + 1] if "}" in line else line.split(maxsplit=1)[0]
+
+
 def _other_value(line: str, choice: random.Random) -> str:
     value = choice.choice(
         ["0", "7", "0.25", "1e3", "1.5E+02", "5e-324", "NaN", "+Inf", "-Inf", "-3", "1.0", "007"]
     )
-    return f"{line.rpartition(' ')[0]} {value}"
+    return f"{_series(line)} {value}"
 
 
 def _other_label_order(line: str, choice: random.Random) -> str:
@@ -73,7 +77,8 @@ def _other_label_order(line: str, choice: random.Random) -> str:
 
 
 def _spaces(line: str, choice: random.Random) -> str:
-    series, _, value = line.rpartition(" ")
+    series = _series(line)
+    value = line[len(series) :].split(maxsplit=1)[0]
     return (
         f"{series}{choice.choice(['  ', chr(9), '   '])}{value}{choice.choice(['', ' ', ' 1700000000000'])}"
     )

@@ -198,8 +198,7 @@ def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
     """Everything about one engine at one instant."""
     facts = reading.facts
     prediction = predict(facts)
-    max_model_len = None if facts.max_model_len is None else facts.max_model_len.value
-    observation = observe(reading.snapshot, prediction.layout, max_model_len)
+    observation = observe(reading.snapshot, facts, prediction.layout)
     return Assessment(
         facts=facts,
         snapshot=reading.snapshot,

@@ -10,7 +10,13 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
-from kvheadroom.capacity.model_geometry import LatentAttention, ModelGeometry, UnknownGeometry, read_geometry
+from kvheadroom.capacity.model_geometry import (
+    FullAttention,
+    LatentAttention,
+    ModelGeometry,
+    UnknownGeometry,
+    read_geometry,
+)
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 
@@ -67,6 +73,17 @@ UNMODELLED_FLAGS: Mapping[str, Any] = {
     "kv_cache_dtype_skip_layers": (),
     "attention_backend": None,
     "hf_overrides": None,
+}
+
+
+_UNSAID: Mapping[str, str] = {
+    "pipeline_parallel_size": "1",
+    "decode_context_parallel_size": "1",
+    "prefill_context_parallel_size": "1",
+    "speculative_config": "none",
+    "kv_cache_dtype_skip_layers": "none",
+    "attention_backend": "chosen by vLLM",
+    "hf_overrides": "none",
 }
 
 
@@ -180,7 +197,7 @@ class EngineFacts:
             found.append(
                 ("cpu_amx", "the CPU has no AMX; with AMX, latent attention takes other blocks than 16")
             )
-        found += [(name, f"{UNMODELLED_FLAGS[name] or 'off'} (default)") for name in self.unmodelled_defaults]
+        found += [(name, f"{_UNSAID[name]} (vLLM's default)") for name in self.unmodelled_defaults]
         return tuple(found)
 
     @property
@@ -222,6 +239,9 @@ def resolve_facts(
         else:
             model = geometry
 
+    tensor_parallel_size = _flag(None, flags.get("tensor_parallel_size"), 1)
+    if model is not None:
+        obstacles += _undivided_heads(model, tensor_parallel_size.value)
     for name, off in UNMODELLED_FLAGS.items():
         if flags.get(name, off) not in (off, None):
             obstacles.append(f"the flag {name}={flags[name]!r} is not modelled by this version")
@@ -265,7 +285,7 @@ def resolve_facts(
         model=model,
         max_model_len=max_model_len,
         platform=platform,
-        tensor_parallel_size=_flag(None, flags.get("tensor_parallel_size"), 1),
+        tensor_parallel_size=tensor_parallel_size,
         kv_cache_dtype=_flag(echoed.kv_cache_dtype, flags.get("kv_cache_dtype"), "auto"),
         dtype=_flag(None, flags.get("dtype"), "auto"),
         block_size=_flag(echoed.block_size, flags.get("block_size"), default_block_size),
@@ -294,6 +314,18 @@ def resolve_facts(
         missing=tuple(missing),
         obstacles=tuple(obstacles),
     )
+
+
+def _undivided_heads(model: ModelGeometry, tensor_parallel_size: int) -> list[str]:
+    """VLLM refuses heads that cannot be shared out evenly (QKVParallelLinear, linear.py; config/model.py)."""
+    refused = f"vLLM refuses tensor_parallel_size={tensor_parallel_size}: "
+    if model.num_heads % tensor_parallel_size:
+        return [f"{refused}it does not divide the {model.num_heads} attention heads"]
+    if isinstance(model.attention, FullAttention):
+        heads = model.attention.num_kv_heads
+        if max(heads, tensor_parallel_size) % min(heads, tensor_parallel_size):
+            return [f"{refused}the {heads} KV heads can be neither shared out nor copied evenly"]
+    return []
 
 
 def _missing_for_pool(

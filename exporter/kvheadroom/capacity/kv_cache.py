@@ -75,11 +75,11 @@ def plan_layout(facts: EngineFacts) -> KvLayout | str | None:
     kv_dtype = _resolve_kv_dtype(facts, model)
     if kv_dtype is None:
         return (
-            "the checkpoint carries a KV-cache scheme of its own, which this version does not model; "
-            "set `flags: {kv_cache_dtype: fp8}` if vLLM's start-up log says so"
+            "the checkpoint carries a KV-cache scheme of its own, and what vLLM makes of kv_cache_dtype=auto then "
+            "is not modelled by this version; it is with --kv-cache-dtype fp8 or bfloat16 on vLLM's command line"
         )
     if kv_dtype not in KV_DTYPE_BYTES:
-        return f"the rules of kv_cache_dtype={facts.kv_cache_dtype.value} are not known to this version"
+        return f"the rules of a KV cache of type {kv_dtype[:40]!r} are not known to this version"
     block_size = facts.block_size.value
     if isinstance(model.attention, LatentAttention):
         if facts.platform.value == CPU:

@@ -6,29 +6,49 @@ Only what vLLM's own model classes read is read here. An architecture whose rule
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-# Architectures whose every layer is one full-attention layer (vLLM's FullAttentionSpec) with the head
-# size of config.json, as long as no sliding window is configured. Read in vllm/model_executor/models/
-# of 0.33.0: llama.py, mistral.py, mixtral.py, qwen2.py, qwen2_moe.py, qwen3.py, qwen3_moe.py, phi3.py,
-# glm4_moe.py; each is held to vLLM's own planning functions in tests/capacity.
-FULL_ATTENTION_ARCHITECTURES = frozenset(
-    {
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "Phi3ForCausalLM",
-        "Glm4MoeForCausalLM",
-    }
-)
+
+@dataclass(frozen=True, slots=True)
+class _FullAttentionRules:
+    """How vLLM reads config.json where a key may be left out.
+
+    Left-out keys take the defaults of transformers' config classes. Where that default is a number of its own
+    rather than one that follows from the others, the key is asked for: the default may change with transformers.
+
+    Attributes:
+        kv_heads_default_to_heads: no `num_key_value_heads` means as many as heads.
+        head_dim: `optional` (hidden_size / heads without it), `needed`, or `ignored` (always hidden_size / heads).
+        window_needed: a left-out `sliding_window` is a window, so null must be said.
+    """
+
+    kv_heads_default_to_heads: bool = False
+    head_dim: Literal["optional", "needed", "ignored"] = "optional"
+    window_needed: bool = False
+
+
+# Architectures whose every layer is one full-attention layer (vLLM's FullAttentionSpec), as long as no
+# sliding window is configured. Read in vllm/model_executor/models/ of 0.33.0 (llama.py, mistral.py,
+# mixtral.py, qwen2.py, qwen2_moe.py, qwen3.py, qwen3_moe.py, phi3.py, glm4_moe.py) and the config classes of
+# transformers 5; each is held to vLLM's own planning functions in tests/capacity.
+_FULL_ATTENTION_RULES: Mapping[str, _FullAttentionRules] = {
+    "LlamaForCausalLM": _FullAttentionRules(kv_heads_default_to_heads=True),
+    "MistralForCausalLM": _FullAttentionRules(window_needed=True),
+    "MixtralForCausalLM": _FullAttentionRules(),
+    "Qwen2ForCausalLM": _FullAttentionRules(head_dim="ignored"),
+    "Qwen2MoeForCausalLM": _FullAttentionRules(head_dim="ignored"),
+    "Qwen3ForCausalLM": _FullAttentionRules(head_dim="needed"),
+    "Qwen3MoeForCausalLM": _FullAttentionRules(head_dim="needed"),
+    "Phi3ForCausalLM": _FullAttentionRules(),
+    "Glm4MoeForCausalLM": _FullAttentionRules(head_dim="needed"),
+}
+FULL_ATTENTION_ARCHITECTURES = frozenset(_FULL_ATTENTION_RULES)
 
 # Architectures whose every layer is one dense latent-attention layer (vLLM's MLAAttentionSpec) when
 # `kv_lora_rank` is set: deepseek_v2.py of 0.33.0, `is_deepseek_mla` in model_arch_config_convertor.py.
 LATENT_ATTENTION_ARCHITECTURES = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"})
+
+_LARGEST_FIELD = 2**31
 
 # Models of Qwen's family carry `sliding_window` also where it is switched off.
 _SLIDING_WINDOW_SWITCH = "use_sliding_window"
@@ -62,6 +82,7 @@ class ModelGeometry:
     Attributes:
         architecture: `architectures[0]`.
         num_layers: layers that own a KV cache.
+        num_heads: query heads of the whole model.
         dtype: the checkpoint's own dtype (`torch_dtype` or `dtype`), None when config.json names none.
         max_position_embeddings: the longest context of the model, None when config.json names none.
         declares_kv_scheme: the checkpoint carries a KV-cache quantization of its own.
@@ -69,6 +90,7 @@ class ModelGeometry:
 
     architecture: str
     num_layers: int
+    num_heads: int
     attention: FullAttention | LatentAttention
     dtype: str | None
     max_position_embeddings: int | None
@@ -102,14 +124,20 @@ def read_geometry(config: Mapping[str, Any]) -> ModelGeometry | UnknownGeometry:
         if architecture in LATENT_ATTENTION_ARCHITECTURES:
             attention: FullAttention | LatentAttention = _latent_attention(config)
         else:
-            attention = _full_attention(config)
-        positions = _count(config, "max_position_embeddings", default=0) or None
+            attention = _full_attention(config, _FULL_ATTENTION_RULES[architecture])
+        num_heads = _count(config, "num_attention_heads")
+        positions = (
+            None
+            if config.get("max_position_embeddings") is None
+            else _count(config, "max_position_embeddings")
+        )
     except _BadFieldError as bad:
         return UnknownGeometry(str(bad))
     dtype = config.get("torch_dtype", config.get("dtype"))
     return ModelGeometry(
         architecture=architecture,
         num_layers=num_layers,
+        num_heads=num_heads,
         attention=attention,
         dtype=dtype if isinstance(dtype, str) else None,
         max_position_embeddings=positions,
@@ -121,11 +149,23 @@ class _BadFieldError(ValueError):
     pass
 
 
-def _full_attention(config: Mapping[str, Any]) -> FullAttention:
+def _full_attention(config: Mapping[str, Any], rules: _FullAttentionRules) -> FullAttention:
     num_heads = _count(config, "num_attention_heads")
+    if rules.window_needed and "sliding_window" not in config:
+        raise _BadFieldError(
+            "config.json: `sliding_window` is left out, which means a window; say null if there is none"
+        )
+    if rules.head_dim == "ignored" or (rules.head_dim == "optional" and config.get("head_dim") is None):
+        head_size = _count(config, "hidden_size") // num_heads
+        if head_size < 1:
+            raise _BadFieldError("config.json: `num_attention_heads` is larger than `hidden_size`")
+    else:
+        head_size = _count(config, "head_dim")
     return FullAttention(
-        num_kv_heads=_count(config, "num_key_value_heads", default=num_heads),
-        head_size=_count(config, "head_dim", default=_count(config, "hidden_size") // num_heads),
+        num_kv_heads=_count(
+            config, "num_key_value_heads", default=num_heads if rules.kv_heads_default_to_heads else None
+        ),
+        head_size=head_size,
     )
 
 
@@ -142,8 +182,9 @@ def _count(config: Mapping[str, Any], key: str, *, default: int | None = None) -
     value = config.get(key)
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise _BadFieldError(f"config.json: `{key}` is {value!r}, a whole number above 0 is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST_FIELD:
+        shown = repr(value) if not isinstance(value, int) or abs(value) <= _LARGEST_FIELD else "out of range"
+        raise _BadFieldError(f"config.json: `{key}` is {shown[:60]}, a whole number above 0 is needed")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.readings import EngineSnapshot
 
@@ -31,10 +32,10 @@ class Observation:
     free_tokens: int | None
 
 
-def observe(snapshot: EngineSnapshot, layout: KvLayout | None, max_model_len: int | None) -> Observation:
+def observe(snapshot: EngineSnapshot, facts: EngineFacts, layout: KvLayout | None) -> Observation:
     """Block arithmetic of `vllm/v1/core/block_pool.py` (0.33.0): usage = 1 - free / (num_blocks - 1).
 
-    Block 0 is the null block: it is never handed out, so `usable = num_blocks - 1` and
+    Up to 0.10.1 it was 1 - free / num_blocks. Block 0 is the null block: it is never handed out, so `usable = num_blocks - 1` and
     `used = round(usage * usable)` is exact.
     """
     blocks = snapshot.num_blocks
@@ -42,9 +43,13 @@ def observe(snapshot: EngineSnapshot, layout: KvLayout | None, max_model_len: in
     used = free = None
     # A sleeping engine has given its memory up: blocks that it calls free are not there to be used.
     if usable is not None and snapshot.kv_usage_ratio is not None and not snapshot.sleeping:
-        used = round(snapshot.kv_usage_ratio * usable)
+        if facts.rules.usage_counts_null_block:
+            used = max(0, round(snapshot.kv_usage_ratio * (usable + 1)) - 1)
+        else:
+            used = round(snapshot.kv_usage_ratio * usable)
         free = usable - used
     block_size = snapshot.attention_block_size or snapshot.block_size
+    max_model_len = None if facts.max_model_len is None else facts.max_model_len.value
     one_group = _has_one_group(snapshot, layout, block_size, max_model_len)
     in_tokens = block_size if one_group and block_size is not None else None
     return Observation(
@@ -53,9 +58,10 @@ def observe(snapshot: EngineSnapshot, layout: KvLayout | None, max_model_len: in
         block_size=block_size,
         pool_tokens=snapshot.pool_tokens,
         max_concurrency=snapshot.max_concurrency,
+        # With context parallelism a block holds more tokens than the block_size that one GPU stores.
         pool_bytes=None
-        if layout is None or blocks is None or block_size is None
-        else blocks * layout.with_block_size(block_size).bytes_per_block,
+        if layout is None or blocks is None or snapshot.block_size is None
+        else blocks * layout.with_block_size(snapshot.block_size).bytes_per_block,
         used_blocks=used,
         free_blocks=free,
         used_tokens=None if used is None or in_tokens is None else used * in_tokens,

@@ -13,6 +13,7 @@ class PredictedPool:
 
     Attributes:
         num_blocks: with the null block, as vLLM counts.
+        blocks_per_request: blocks of one request of max_model_len; None when that is not known.
         pool_tokens: vLLM's `kv_cache_size_tokens`; None when max_model_len is not known.
         max_concurrency: requests of max_model_len that fit; None when max_model_len is not known.
         pool_bytes: `num_blocks * bytes_per_block`, one GPU.
@@ -21,6 +22,7 @@ class PredictedPool:
     """
 
     num_blocks: int
+    blocks_per_request: int | None
     pool_tokens: int | None
     max_concurrency: float | None
     pool_bytes: int
@@ -76,14 +78,16 @@ def predict(facts: EngineFacts) -> Prediction:
 
 
 def _pool(facts: EngineFacts, layout: KvLayout, budget: PoolBudget | None, num_blocks: int) -> PredictedPool:
-    max_concurrency = pool_tokens = None
+    max_concurrency = pool_tokens = blocks_per_request = None
     if facts.max_model_len is not None:
         length = facts.max_model_len.value
-        max_concurrency = num_blocks / layout.blocks_per_session(length)
+        blocks_per_request = layout.blocks_per_session(length)
+        max_concurrency = num_blocks / blocks_per_request
         pool_tokens = int(max_concurrency * length)
     pool_bytes = num_blocks * layout.bytes_per_block
     return PredictedPool(
         num_blocks=num_blocks,
+        blocks_per_request=blocks_per_request,
         pool_tokens=pool_tokens,
         max_concurrency=max_concurrency,
         pool_bytes=pool_bytes,

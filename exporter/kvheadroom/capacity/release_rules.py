@@ -1,62 +1,66 @@
-"""What changed between vLLM releases, as data. One row per change, with where it was read."""
+"""What changed between vLLM releases, as data. One line per change, with where it was read."""
 
 import re
 from dataclasses import dataclass
 
-NEWEST_KNOWN_RELEASE = (0, 33)
-OLDEST_KNOWN_RELEASE = (0, 6)
+Release = tuple[int, int, int]
 
-_VERSION = re.compile(r"v?(\d+)\.(\d+)(?!\d)")
+# The releases whose own planning functions (0.33, 0.32) and running engine (0.32) the tests hold us to.
+VERIFIED = ((0, 32), (0, 33))
+OLDEST_KNOWN_RELEASE = (0, 6, 0)
+
+_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)")
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRules:
-    """The rules of one vLLM release that a prediction needs.
+    """The rules of one vLLM release that a prediction or an observation needs.
 
     Attributes:
-        release: (major, minor) of the rules taken.
-        assumed_because: why these rules are an assumption, or None when the release is known.
+        taken_from: (major, minor) of the release whose rules are taken.
+        assumed_because: why these rules are an assumption, or None when the release is verified.
         default_gpu_memory_utilization: vLLM's default of `--gpu-memory-utilization`.
-        reserves_null_block_at_start: the boot check keeps one block for the null block.
+        usage_counts_null_block: the usage gauge divides by all blocks and counts the null block as used.
     """
 
-    release: tuple[int, int]
+    taken_from: tuple[int, int]
     assumed_because: str | None
     default_gpu_memory_utilization: float
-    reserves_null_block_at_start: bool
+    usage_counts_null_block: bool
 
 
-def parse_release(version: str) -> tuple[int, int] | None:
-    """`0.32.0`, `0.33.0rc1`, `0.11.2.dev5+gabc` -> (0, 32) ...; None for anything that is no release number.
+def parse_release(version: str) -> Release | None:
+    """`0.32.0`, `0.33.0rc1`, `0.11.2.dev5+gabc` -> (0, 32, 0) ...; None for anything that is no release number.
 
     vLLM's source builds without tags call themselves `0.1.dev...`: no release is known for them.
     """
     match = _VERSION.match(version.strip())
     if match is None:
         return None
-    release = (int(match[1]), int(match[2]))
+    release = (int(match[1]), int(match[2]), int(match[3] or 0))
     return None if release < OLDEST_KNOWN_RELEASE else release
 
 
 def rules_for(version: str | None) -> ReleaseRules:
-    """The rules of `version`; an unknown or newer release takes the newest known rules, and says so."""
+    """The rules of `version`; one that is not verified takes the nearest verified rules, and says so."""
     release = None if version is None else parse_release(version)
-    newest = ".".join(map(str, NEWEST_KNOWN_RELEASE))
+    oldest, newest = VERIFIED[0], VERIFIED[-1]
+    taken = newest if release is None or release[:2] > newest else max(release[:2], oldest)
+    name = ".".join(map(str, taken))
     if version is None:
-        assumed = f"the server's release is not known; rules of vLLM {newest} taken"
+        assumed = f"the server's release is not known; rules of vLLM {name} taken"
     elif release is None:
-        assumed = f"{version!r} is not a release number; rules of vLLM {newest} taken"
-    elif release > NEWEST_KNOWN_RELEASE:
-        assumed = f"vLLM {version} is newer than the newest known release; rules of {newest} taken"
+        assumed = f"{version[:40]!r} is not a release number; rules of vLLM {name} taken"
+    elif release[:2] not in VERIFIED:
+        assumed = f"the rules of vLLM {version[:40]} are not verified; those of {name} taken"
     else:
         assumed = None
-    if release is None or release > NEWEST_KNOWN_RELEASE:
-        release = NEWEST_KNOWN_RELEASE
+    known = release or (*newest, 0)
     return ReleaseRules(
-        release=release,
+        taken_from=taken,
         assumed_because=assumed,
         # vllm/config/cache.py: 0.9 up to 0.19, 0.92 from 0.20.0
-        default_gpu_memory_utilization=0.92 if release >= (0, 20) else 0.9,
-        # vllm/v1/core/kv_cache_planning.py from 0.29.0
-        reserves_null_block_at_start=release >= (0, 29),
+        default_gpu_memory_utilization=0.92 if known >= (0, 20, 0) else 0.9,
+        # vllm/v1/core/block_pool.py get_usage: divides by num_gpu_blocks up to 0.10.1, by one less from 0.10.2
+        usage_counts_null_block=known < (0, 10, 2),
     )

@@ -7,6 +7,7 @@ clock; `run` adds the clock.
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 MAX_EVENTS = 50
 IDLE_HEALTH_TICKS = 6
+WAIT_FOR_FACTS_SECONDS = 0.5
+"""Enough for a server and a disk that answer, so that the first numbers come with their prediction."""
 RESOLVE_AGAIN_AFTER_SECONDS = 60.0
 """Facts are asked for again this often while something is missing; a restart asks at once."""
 
@@ -62,11 +65,13 @@ class ReplicaSources:
     Attributes:
         fetch_page: scrape and read `/metrics`.
         resolve_facts: ask for everything that does not change until a restart.
+        facts_unasked: what is known of it without asking anybody.
         ask_health: whether `/health` answers 200; asked only when something looks wrong.
     """
 
     fetch_page: FetchPage
     resolve_facts: ResolveFacts
+    facts_unasked: Callable[[VllmPage], Resolution]
     ask_health: AskHealth
 
 
@@ -84,6 +89,7 @@ class ReplicaSampler:
         self._resolution: Resolution | None = None
         self._resolved_for: object = None
         self._resolved_at = 0.0
+        self._asking: asyncio.Future[Resolution] | None = None
         self._ticks_still = 0
 
     async def tick(self, now: float) -> None:
@@ -112,8 +118,7 @@ class ReplicaSampler:
 
     async def _tick_failed(self, failure: SourceFailure, now: float) -> None:
         self._count(failure)
-        # Whatever answers next may be another server.
-        self._resolution = None
+        self._forget_facts()
         state = ReplicaState.DOWN
         if failure.reason is FailureReason.STATS_DISABLED:
             state = ReplicaState.STATS_DISABLED
@@ -146,37 +151,63 @@ class ReplicaSampler:
     async def run(self) -> None:
         """Tick for ever, each replica at its own phase of the interval."""
         interval = self._last.interval_seconds
-        phase = _phase(self._last.url)
-        # Everybody is seen within the first second; the phase then spreads the fleet over the interval.
+        started, phase = time.monotonic(), _phase(self._last.url)
+        # Everybody is seen within the first second; from then on the fleet is spread over the interval.
         await asyncio.sleep(phase * min(interval, 1.0))
-        next_at = time.monotonic()
-        while True:
-            try:
-                await self.tick(time.time())
-            except Exception as error:
-                # A fault of ours ends this tick, not the monitor: it is counted and the board ages.
-                log.exception("replica %s: this tick failed, please report it", self._last.replica)
-                fault = SourceFailure("metrics", FailureReason.INTERNAL, f"a fault of kvheadroom: {error!r}")
-                await self._tick_failed(fault, time.time())
-            next_at = max(next_at + interval, time.monotonic())
-            await asyncio.sleep(next_at - time.monotonic())
+        ticks = 0
+        try:
+            while True:
+                try:
+                    await self.tick(time.time())
+                except Exception as error:
+                    # A fault of ours ends this tick, not the monitor: it is counted and the board ages.
+                    log.exception("replica %s: this tick failed, please report it", self._last.replica)
+                    detail = f"a fault of kvheadroom: {error!r}"
+                    await self._tick_failed(
+                        SourceFailure("metrics", FailureReason.INTERNAL, detail), time.time()
+                    )
+                # Ticks that a slow target has cost are left out, so that it keeps its phase.
+                passed = (time.monotonic() - started) / interval - phase
+                ticks = max(ticks + 1, math.ceil(passed))
+                await asyncio.sleep(started + (ticks + phase) * interval - time.monotonic())
+        finally:
+            self._forget_facts()
 
     async def _facts(self, page: VllmPage, now: float) -> Resolution:
+        """The facts of the server that gave this page; those known without asking while it is being asked.
+
+        Asking can take long (a hung mount, a slow server), so it runs beside the ticks: what the engine says of
+        itself is published all the while.
+        """
         identity = _identity(page)
-        if counters_fell(tuple(e.snapshot for e in self._last.engines), page.engines):
-            self._resolution = None
-        incomplete = self._resolution is not None and any(not s.up for s in self._resolution.sources)
-        if (
-            self._resolution is None
-            or identity != self._resolved_for
-            or (incomplete and now - self._resolved_at >= RESOLVE_AGAIN_AFTER_SECONDS)
+        if identity != self._resolved_for or counters_fell(
+            tuple(e.snapshot for e in self._last.engines), page.engines
         ):
-            self._resolution = await self._sources.resolve_facts(page)
+            self._forget_facts()
+        incomplete = self._resolution is not None and any(not s.up for s in self._resolution.sources)
+        again = incomplete and now - self._resolved_at >= RESOLVE_AGAIN_AFTER_SECONDS
+        if self._asking is None and (self._resolution is None or again):
+            self._asking = asyncio.ensure_future(self._sources.resolve_facts(page))
             self._resolved_for, self._resolved_at = identity, now
-            for source in self._resolution.sources:
-                if source.failure is not None:
-                    self._count(source.failure)
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=WAIT_FOR_FACTS_SECONDS)
+            if self._asking.done():
+                asked, self._asking = self._asking, None
+                self._resolution = asked.result()
+                for source in self._resolution.sources:
+                    if source.failure is not None:
+                        self._count(source.failure)
+        if self._resolution is None:
+            return self._sources.facts_unasked(page)
         return self._resolution
+
+    def _forget_facts(self) -> None:
+        """Whatever answers next may be another server."""
+        self._resolution = None
+        self._resolved_for = None
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
 
     def _assess(self, snapshot: EngineSnapshot, resolution: Resolution, scrape: Scrape) -> Assessment:
         return assess(

@@ -227,5 +227,5 @@ def _facts(facts: EngineFacts) -> dict[str, Any]:
         fact: Fact[Any] | None = getattr(facts, name)
         report[name] = fact and {"value": fact.value, "origin": str(fact.origin), "assumed": fact.assumed}
     report["architecture"] = None if facts.model is None else facts.model.architecture
-    report["release_rules"] = ".".join(map(str, facts.rules.release))
+    report["release_rules"] = ".".join(map(str, facts.rules.taken_from))
     return report

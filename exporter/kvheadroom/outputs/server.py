@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,8 +11,10 @@ from importlib import resources
 from typing import Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
+from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.outputs.json_report import status_report, to_json
 from kvheadroom.outputs.prometheus import exposition
 from kvheadroom.outputs.status_page import render_page
@@ -32,8 +35,8 @@ class FleetSource(Protocol):
         """The latest state, stale parts included."""
 
 
-class ListenError(Exception):
-    """The port cannot be opened; the message says why and what to do."""
+class ListenError(OperatorError):
+    """The port cannot be opened, or the address is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,11 @@ def parse_listen_address(text: str) -> ListenAddress:
     """`:9878`, `127.0.0.1:9878`, `[::1]:9878`, `localhost:9878`.
 
     Raises:
-        ValueError: with what is allowed.
+        ListenError: with what is allowed.
     """
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]\s]*)):(\d{1,5})", text)
     if match is None or int(match[3]) > 65535:
-        raise ValueError(f"{text!r} is no listen address; write e.g. :9878, 127.0.0.1:9878 or [::1]:9878")
+        raise ListenError(f"{text!r} is no listen address; write e.g. :9878, 127.0.0.1:9878 or [::1]:9878")
     return ListenAddress(match[1] or match[2] or "", int(match[3]))
 
 
@@ -95,14 +98,15 @@ def _application(source: FleetSource, notice: str | None) -> web.Application:
             withhold_stale(source.fleet, now), now, request.headers.get("Accept", "")
         )
         headers = {"Content-Type": content_type}
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
+        if _takes_gzip(request.headers.get("Accept-Encoding", "")):
             body = gzip.compress(body, compresslevel=1)
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=body, headers=headers)
 
-    async def page(_: web.Request) -> web.Response:
+    async def page(request: web.Request) -> web.Response:
         now = time.time()
-        html = render_page(withhold_stale(source.fleet, now), now, notice)
+        still = "still" in request.query
+        html = render_page(withhold_stale(source.fleet, now), now, notice, still=still)
         return web.Response(text=html, content_type="text/html")
 
     async def status(_: web.Request) -> web.Response:
@@ -135,6 +139,23 @@ def _application(source: FleetSource, notice: str | None) -> web.Application:
     app.router.add_get("/-/ready", ready)
     app.router.add_get("/runbooks/{alert:[A-Za-z]+}", runbook)
     return app
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    for choice in accept_encoding.lower().split(","):
+        name, _, quality = choice.partition(";")
+        if name.strip() == "gzip":
+            return not re.fullmatch(r"\s*q=0(\.0*)?\s*", quality)
+    return False
+
+
+class QuietBadRequests(logging.Filter):
+    """Drops what aiohttp says of requests that are no HTTP: a port scan must not fill the log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is worth a line."""
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
 
 
 def read_runbook(alert: str) -> str | None:

@@ -9,13 +9,16 @@ from kvheadroom.capacity.assessment import FleetAssessment, ReplicaState, is_sta
 from kvheadroom.outputs.numbers import count, percent, seconds, signed, signed_percent, size
 
 
-def render_page(fleet: FleetAssessment, now: float, notice: str | None) -> str:
+def render_page(fleet: FleetAssessment, now: float, notice: str | None, *, still: bool = False) -> str:
     """The page as HTML.
 
     Args:
         fleet: with stale numbers already withheld.
+        still: do not load itself again: what is unfolded stays so.
     """
-    return _TEMPLATE.render(fleet=fleet, now=now, notice=notice, version=__version__, is_stale=is_stale)
+    return _TEMPLATE.render(
+        fleet=fleet, now=now, notice=notice, still=still, version=__version__, is_stale=is_stale
+    )
 
 
 def usage_word(ratio: float | None) -> str:

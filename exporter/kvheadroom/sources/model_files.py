@@ -1,7 +1,10 @@
 """A model's folder -> config.json and the weights' total size. Nothing else in it is opened."""
 
+import asyncio
+import contextlib
 import json
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ MAX_INDEX_BYTES = 256 * 1024**2
 
 
 def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | SourceFailure:
-    """Read a model's folder; blocking, so the daemon calls it in a thread."""
+    """Read a model's folder; blocking."""
     config = _read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
     if isinstance(config, SourceFailure):
         return _explained(Path(folder), config)
@@ -33,6 +36,46 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
     elif index.reason is not FailureReason.NOT_FOUND:
         return index
     return ModelFiles(folder=folder, config=config, weights_bytes=total, assumed_because=assumed_because)
+
+
+class ModelFilesReader:
+    """Reads one replica's model folder in a daemon thread.
+
+    A hung mount keeps a reading thread for ever. Nobody waits for it, neither a tick nor the end of the process, and no
+    second one is started while it hangs.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    async def read(
+        self, folder: str, assumed_because: str, *, timeout_seconds: float
+    ) -> ModelFiles | SourceFailure:
+        """As `read_model_files`; a timeout is a failure."""
+        late = SourceFailure(
+            SOURCE,
+            FailureReason.TIMEOUT,
+            f"{folder}: not read within {timeout_seconds:g} s; does its disk hang?",
+        )
+        if self._thread is not None and self._thread.is_alive():
+            return late
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[ModelFiles | SourceFailure] = loop.create_future()
+
+        def tell(result: ModelFiles | SourceFailure) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        def work() -> None:
+            result = read_model_files(folder, assumed_because)
+            # The loop may have ended meanwhile; then nobody is there to be told.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(tell, result)
+
+        self._thread = threading.Thread(target=work, name="model files", daemon=True)
+        self._thread.start()
+        await asyncio.wait({answer}, timeout=timeout_seconds)
+        return answer.result() if answer.done() else late
 
 
 def _explained(folder: Path, failure: SourceFailure) -> SourceFailure:
@@ -65,8 +108,10 @@ def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | SourceFailure:
         return failed(FailureReason.NOT_FOUND, "there is no such file on this machine")
     except OSError as error:
         return failed(FailureReason.UNREACHABLE, f"it cannot be read ({error.strerror})")
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         return failed(FailureReason.BAD_ANSWER, f"it is no JSON ({error})")
+    except (ValueError, RecursionError):
+        return failed(FailureReason.BAD_ANSWER, "it is no JSON, or its path is no path")
     if not isinstance(content, dict):
         return failed(FailureReason.BAD_ANSWER, "it holds no JSON object")
     return content

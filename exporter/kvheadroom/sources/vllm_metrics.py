@@ -8,7 +8,7 @@ Read: text format and OpenMetrics; names as `vllm:x` or, where an OpenMetrics se
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvheadroom.capacity.readings import (
@@ -22,7 +22,6 @@ from kvheadroom.capacity.readings import (
 )
 
 INFO_METRIC = "cache_config_info"
-PROCESS_START = b"process_start_time_seconds"
 WAITING_BY_REASON = "num_requests_waiting_by_reason"
 SLEEP_STATE = "engine_sleep_state"
 
@@ -49,12 +48,22 @@ WAITING_REASONS: Mapping[str, str] = {
 }
 RATIOS = frozenset({"kv_usage_ratio"})
 
-_WANTED = frozenset({INFO_METRIC, WAITING_BY_REASON, SLEEP_STATE, *GAUGES, *COUNTERS})
-_NAME = re.compile(rb"vllm[:_]([a-zA-Z0-9_:]+)")
+_WANTED = (INFO_METRIC, WAITING_BY_REASON, SLEEP_STATE, *GAUGES, *COUNTERS)
+# One pass over the bytes finds the lines worth reading: some 16 of 500, and never the millions of a broken page.
+_WANTED_LINE = re.compile(
+    rb"^vllm[:_](" + b"|".join(name.encode() for name in _WANTED) + rb")(?![a-zA-Z0-9_:])[^\n]*", re.MULTILINE
+)
+_START_LINE = re.compile(rb"^process_start_time_seconds[ \t]+(\S+)", re.MULTILINE)
+# A family that is declared but has no samples yet is vLLM all the same.
+_ANY_VLLM = re.compile(rb"^(?:# (?:HELP|TYPE) )?vllm[:_]", re.MULTILINE)
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*(?:,|(?=\}))')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _ESCAPE = re.compile(r'\\[\\"n]')
 _MAX_PROBLEMS = 20
+MAX_LABEL_CHARACTERS = 4096
+MAX_ENGINES = 1024
+LARGEST_WHOLE = 2**53
+"""Beyond this a float, and with it every metric, no longer tells whole numbers apart."""
 
 
 class _Sample(NamedTuple):
@@ -73,34 +82,18 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
     Lines that cannot be read and values that cannot be true are dropped and reported as problems: a page
     with one bad line still tells the rest.
     """
+    if _ANY_VLLM.search(body) is None:
+        return SourceFailure("metrics", FailureReason.NOT_VLLM, _what_is_it(body))
     problems: list[PageProblem] = []
     samples: list[_Sample] = []
-    process_start: float | None = None
-    saw_vllm = False
-    for raw in body.split(b"\n"):
-        if raw.startswith(b"#"):
-            # A family that is declared but has no samples yet is vLLM all the same.
-            saw_vllm = saw_vllm or raw[7:12] in (b"vllm:", b"vllm_")
-            continue
-        match = _NAME.match(raw)
-        if match is None:
-            if raw.startswith(PROCESS_START):
-                process_start = _float(raw[len(PROCESS_START) :].split()[0:1])
-            continue
-        saw_vllm = True
-        name = match[1].decode("ascii")
-        if name not in _WANTED:
-            continue
+    for found in _WANTED_LINE.finditer(body):
+        name = found[1].decode("ascii")
         try:
-            samples.append(_parse_line(name, raw, match.end()))
+            samples.append(_parse_line(name, found[0], found.end(1) - found.start()))
         except (_BadLineError, UnicodeDecodeError) as error:
-            problems.append(
-                PageProblem(
-                    ProblemReason.BAD_LINE, f"line dropped, {error}: {raw[:120].decode(errors='replace')}"
-                )
-            )
-    if not saw_vllm:
-        return SourceFailure("metrics", FailureReason.NOT_VLLM, _what_is_it(body))
+            shown = found[0][:120].decode(errors="replace")
+            problems.append(PageProblem(ProblemReason.BAD_LINE, f"line dropped, {error}: {shown}"))
+    start = _START_LINE.search(body)
     engines = _collect(samples, problems)
     if not engines:
         problems.append(
@@ -113,7 +106,7 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
         format="openmetrics" if body.rstrip().endswith(b"# EOF") else "text",
         engines=engines,
         problems=tuple(problems[:_MAX_PROBLEMS]),
-        process_start_time_seconds=process_start,
+        process_start_time_seconds=None if start is None else _float([start[1]]),
     )
 
 
@@ -142,6 +135,8 @@ def _parse_line(name: str, raw: bytes, at: int) -> _Sample:
             if label is None:
                 break
             value = label[2]
+            if len(value) > MAX_LABEL_CHARACTERS:
+                raise _BadLineError(f"its label {label[1]} has {len(value)} characters")
             labels[label[1]] = _ESCAPE.sub(lambda m: _ESCAPES[m[0]], value) if "\\" in value else value
             position = label.end()
         end = rest[position:].lstrip()
@@ -167,59 +162,61 @@ def _float(fields: list[str] | list[bytes]) -> float | None:
         return None
 
 
-def _collect(samples: list[_Sample], problems: list[PageProblem]) -> tuple[EngineSnapshot, ...]:
-    values: dict[str, dict[str, float]] = {}
-    infos: dict[str, dict[str, str]] = {}
-    model_names: dict[str, str] = {}
-    taken_from: dict[tuple[str, str], str] = {}
-    sleeping: dict[str, bool] = {}
-    for name, labels, value in samples:
-        engine = labels.get("engine", "0")
-        if name == INFO_METRIC:
-            infos[engine] = labels
-            continue
-        if name == SLEEP_STATE:
-            if labels.get("sleep_state") == "awake":
-                sleeping[engine] = value == 0
-            if labels.get("model_name"):
-                model_names.setdefault(engine, labels["model_name"])
-            continue
-        field = _field_of(name, labels)
-        if field is None:
-            continue
-        if labels.get("model_name"):
-            model_names.setdefault(engine, labels["model_name"])
-        fault = _impossible(field, value)
-        if fault:
-            problems.append(
-                PageProblem(ProblemReason.BAD_VALUE, f"engine {engine}: {name} = {value} dropped, {fault}")
-            )
-            continue
-        known = values.setdefault(engine, {})
-        if field not in known:
-            known[field] = value
-            taken_from[engine, field] = name
-        elif taken_from[engine, field] == name:
-            # Multi-process servers of old releases repeat a gauge per process; the dead ones stay at 0.
-            problems.append(
-                PageProblem(
-                    ProblemReason.DUPLICATE_SERIES,
-                    f"engine {engine}: {name} stands there more than once; the largest value is taken",
-                )
-            )
-            known[field] = max(known[field], value)
-        elif _rank(name) < _rank(taken_from[engine, field]):
-            known[field] = value
-            taken_from[engine, field] = name
+@dataclass
+class _Engine:
+    """What a page says of one engine, while it is being read."""
 
-    engines = sorted({*values, *infos}, key=_engine_order)
-    return tuple(
-        replace(
-            _snapshot(engine, values.get(engine, {}), infos.get(engine), len(infos), model_names.get(engine)),
-            sleeping=sleeping.get(engine),
-        )
-        for engine in engines
+    values: dict[str, float] = field(default_factory=dict)
+    taken_from: dict[str, str] = field(default_factory=dict)
+    info: dict[str, str] | None = None
+    model_name: str | None = None
+    sleeping: bool | None = None
+
+
+def _collect(samples: list[_Sample], problems: list[PageProblem]) -> tuple[EngineSnapshot, ...]:
+    engines: dict[str, _Engine] = {}
+    for sample in samples:
+        name = sample.labels.get("engine", "0")
+        _take(engines.setdefault(name, _Engine()), name, sample, problems)
+    names = sorted(
+        (name for name, engine in engines.items() if engine.values or engine.info is not None),
+        key=_engine_order,
     )
+    if len(names) > MAX_ENGINES:
+        detail = f"the page has {len(names)} engines; only the first {MAX_ENGINES} are read"
+        problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
+    with_info = sum(engine.info is not None for engine in engines.values())
+    return tuple(_snapshot(name, engines[name], with_info, problems) for name in names[:MAX_ENGINES])
+
+
+def _take(engine: _Engine, name: str, sample: _Sample, problems: list[PageProblem]) -> None:
+    """Take one sample over."""
+    metric, labels, value = sample
+    if metric == INFO_METRIC:
+        engine.info = labels
+        return
+    engine.model_name = engine.model_name or labels.get("model_name") or None
+    if metric == SLEEP_STATE:
+        if labels.get("sleep_state") == "awake":
+            engine.sleeping = value == 0
+        return
+    target = _field_of(metric, labels)
+    if target is None:
+        return
+    fault = _impossible(target, value)
+    if fault:
+        detail = f"engine {name}: {metric} = {value} dropped, {fault}"
+        problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
+        return
+    before = engine.taken_from.get(target)
+    if before == metric:
+        # Multi-process servers of old releases repeat a gauge per process; the dead ones stay at 0.
+        detail = f"engine {name}: {metric} stands there more than once; the largest value is taken"
+        problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
+        engine.values[target] = max(engine.values[target], value)
+    elif before is None or _rank(metric) < _rank(before):
+        engine.values[target] = value
+        engine.taken_from[target] = metric
 
 
 def _field_of(name: str, labels: Mapping[str, str]) -> str | None:
@@ -237,8 +234,8 @@ def _impossible(field: str, value: float) -> str | None:
         return "it is not a number"
     if value < 0:
         return "it is negative"
-    if value == float("inf"):
-        return "it is infinite"
+    if value > LARGEST_WHOLE:
+        return "it is larger than any counter"
     # Rounding may push a full pool a hair over 1.
     if field in RATIOS and value > 1.0 + 1e-9:
         return "a share of the pool is at most 1"
@@ -246,63 +243,90 @@ def _impossible(field: str, value: float) -> str | None:
 
 
 def _engine_order(engine: str) -> tuple[int, int | str]:
-    return (0, int(engine)) if engine.isdecimal() else (1, engine)
+    return (0, int(engine)) if engine.isascii() and engine.isdecimal() and len(engine) < 10 else (1, engine)
+
+
+class _Info:
+    """The labels of one engine's `cache_config_info`, as numbers and words.
+
+    They are Python's str() of the fields: `None` is the word for absent. A number that cannot be one of a running
+    engine is dropped and reported.
+    """
+
+    def __init__(self, engine: str, labels: Mapping[str, str], problems: list[PageProblem]) -> None:
+        self._engine = engine
+        self._labels = labels
+        self._problems = problems
+
+    def text(self, name: str) -> str | None:
+        label = self._labels.get(name)
+        return None if label in (None, "", "None") else label
+
+    def number(self, name: str, most: float) -> float | None:
+        """Above 0 and at most `most`."""
+        text = self.text(name)
+        if text is None:
+            return None
+        number = _float([text])
+        # A tiny number is no share and no concurrency of anything, and what is divided by it overflows.
+        if number is None or not 1e-6 <= number <= most:
+            self._drop(name, text)
+            return None
+        return number
+
+    def whole(self, name: str) -> int | None:
+        """1 or more."""
+        text = self.text(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdecimal() and len(text) < 20 and 0 < int(text) <= LARGEST_WHOLE):
+            self._drop(name, text)
+            return None
+        return int(text)
+
+    def words(self, name: str) -> tuple[str, ...] | None:
+        text = self.text(name)
+        return None if text is None else tuple(re.findall(r"[\w.]+", text))
+
+    def _drop(self, name: str, text: str) -> None:
+        detail = f"engine {self._engine}: {name}={text[:60]!r} of {INFO_METRIC} dropped, it cannot be true"
+        self._problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
 
 
 def _snapshot(
-    engine: str,
-    values: Mapping[str, float],
-    info: Mapping[str, str] | None,
-    engines_with_info: int,
-    model_name: str | None,
+    name: str, engine: _Engine, engines_with_info: int, problems: list[PageProblem]
 ) -> EngineSnapshot:
-    snapshot = EngineSnapshot(engine=engine, model_name=model_name, **values)  # type: ignore[arg-type]
-    if info is None:
+    snapshot = EngineSnapshot(
+        engine=name,
+        model_name=engine.model_name,
+        sleeping=engine.sleeping,
+        **engine.values,  # type: ignore[arg-type]
+    )
+    if engine.info is None:
         return snapshot
-    total_blocks = _whole(info.get("num_gpu_blocks"))
+    info = _Info(name, engine.info, problems)
+    total_blocks = info.whole("num_gpu_blocks")
+    block_size = info.whole("block_size")
+    kv_cache_dtype = info.text("cache_dtype")
     return replace(
         snapshot,
         # The front end adds the blocks of its data-parallel engines up and repeats the sum on each of
         # them (vllm/v1/engine/core_client.py, 0.33.0); the other figures are per engine.
         num_blocks=None if total_blocks is None else total_blocks // engines_with_info,
-        block_size=_whole(info.get("block_size")),
-        attention_block_size=_whole(info.get("effective_attention_block_size")),
-        pool_tokens=_whole(info.get("kv_cache_size_tokens")),
-        max_concurrency=_number(info.get("kv_cache_max_concurrency")),
-        kv_cache_dtype=_text(info.get("cache_dtype")),
+        block_size=block_size,
+        attention_block_size=info.whole("effective_attention_block_size"),
+        pool_tokens=info.whole("kv_cache_size_tokens"),
+        max_concurrency=info.number("kv_cache_max_concurrency", LARGEST_WHOLE),
+        kv_cache_dtype=kv_cache_dtype,
         echoed=EchoedFlags(
-            kv_cache_dtype=_text(info.get("cache_dtype")),
-            gpu_memory_utilization=_number(info.get("gpu_memory_utilization")),
-            kv_cache_memory_bytes=_whole(info.get("kv_cache_memory_bytes")),
-            num_gpu_blocks_override=_whole(info.get("num_gpu_blocks_override")),
-            enable_prefix_caching={"True": True, "False": False}.get(info.get("enable_prefix_caching", "")),
-            block_size=_whole(info.get("block_size"))
-            if info.get("user_specified_block_size") == "True"
-            else None,
-            kv_cache_dtype_skip_layers=_words(info.get("kv_cache_dtype_skip_layers")),
+            kv_cache_dtype=kv_cache_dtype,
+            gpu_memory_utilization=info.number("gpu_memory_utilization", 1.0),
+            kv_cache_memory_bytes=info.whole("kv_cache_memory_bytes"),
+            num_gpu_blocks_override=info.whole("num_gpu_blocks_override"),
+            enable_prefix_caching={"True": True, "False": False}.get(
+                info.text("enable_prefix_caching") or ""
+            ),
+            block_size=block_size if info.text("user_specified_block_size") == "True" else None,
+            kv_cache_dtype_skip_layers=info.words("kv_cache_dtype_skip_layers"),
         ),
     )
-
-
-def _text(label: str | None) -> str | None:
-    """Labels of the info metric are Python's str() of the field: `None` is the word for absent."""
-    return None if label in (None, "", "None") else label
-
-
-def _number(label: str | None) -> float | None:
-    text = _text(label)
-    try:
-        number = None if text is None else float(text)
-    except ValueError:
-        return None
-    return number if number is not None and 0 <= number < float("inf") else None
-
-
-def _whole(label: str | None) -> int | None:
-    text = _text(label)
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
-
-
-def _words(label: str | None) -> tuple[str, ...] | None:
-    text = _text(label)
-    return None if text is None else tuple(re.findall(r"[\w.]+", text))

@@ -1,5 +1,6 @@
 """What a vLLM server says of itself beside its metrics: `/version` and `/v1/models`."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,18 +11,22 @@ from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure
 from kvheadroom.sources.http import Endpoint, fetch
 
 MAX_JSON_BYTES = 4 * 1024**2
+MAX_TEXT_CHARACTERS = 4096
+LONGEST_MODEL_LEN = 2**40
 
 
 async def fetch_server_answers(
     session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_seconds: float
 ) -> tuple[ServerAnswers, dict[str, SourceFailure | None]]:
     """Release, model and max_model_len as the server tells them, and per source whether it answered."""
-    version = await _get_json(session, endpoint, "/version", "version", timeout_seconds)
-    models = await _get_json(session, endpoint, "/v1/models", "models", timeout_seconds)
+    version, models = await asyncio.gather(
+        _get_json(session, endpoint, "/version", "version", timeout_seconds),
+        _get_json(session, endpoint, "/v1/models", "models", timeout_seconds),
+    )
     release = root = length = None
     if isinstance(version, dict):
         release = version.get("version")
-        if not isinstance(release, str):
+        if not _is_plain(release):
             version = _bad(endpoint, "/version", "version", "the answer has no `version`")
             release = None
     elif not isinstance(version, SourceFailure):
@@ -39,6 +44,11 @@ async def fetch_server_answers(
     }
 
 
+def _is_plain(text: Any) -> bool:
+    """Whether this is one line of text that can be shown anywhere: a server may answer anything."""
+    return isinstance(text, str) and 0 < len(text) <= MAX_TEXT_CHARACTERS and text.isprintable()
+
+
 async def is_healthy(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_seconds: float) -> bool:
     """Whether `/health` answers 200; vLLM answers 503 there once its engine is dead."""
     answer = await fetch(session, endpoint, "/health", source="health", timeout_seconds=timeout_seconds)
@@ -51,10 +61,9 @@ def _base_model(models: Any) -> tuple[str | None, int | None] | None:
     for entry in data if isinstance(data, list) else ():
         if isinstance(entry, dict) and entry.get("parent") is None:
             root, length = entry.get("root"), entry.get("max_model_len")
-            return (
-                root if isinstance(root, str) and root else None,
-                length if isinstance(length, int) and not isinstance(length, bool) and length > 0 else None,
-            )
+            if not isinstance(length, int) or isinstance(length, bool) or not 0 < length <= LONGEST_MODEL_LEN:
+                length = None
+            return root if _is_plain(root) else None, length
     return None
 
 

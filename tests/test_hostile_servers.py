@@ -1,0 +1,132 @@
+"""Servers that lie: whatever one says, its own oddities are told and nobody else suffers."""
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import capture
+from tests.daemon import Daemon, daemon, wait_for
+from tests.doubles.http_server import Answer, http_server, text_answer
+from tests.test_daemon import SHIPPED_MODEL, config_file, models, vllm_answers
+
+DIGITS = "1" + "0" * 400
+INFO_LIES = {
+    "num_gpu_blocks": ["0", "1", "-5", "1e9", DIGITS, "9" * 5000, "x"],
+    "kv_cache_size_tokens": ["0", DIGITS, "-1"],
+    "kv_cache_max_concurrency": ["0.0", "nan", "inf", "1e-320", "1e308", "-1"],
+    "block_size": ["0", DIGITS, "-16"],
+    "effective_attention_block_size": ["0", DIGITS],
+    "gpu_memory_utilization": ["5", "1e308", "0", "nan"],
+    "kv_cache_memory_bytes": ["0", DIGITS],
+    "engine": ["9" * 5000, "-1", "x" * 9000],
+    "cache_dtype": ["<script>", "x" * 3000],
+}
+
+
+def with_info(label: str, value: str) -> bytes:
+    page = capture("gqa_light_steady").decode()
+    lied, count = re.subn(rf'([{{,]){label}="[^"]*"', rf'\g<1>{label}="{value}"', page)
+    assert count
+    return lied.encode()
+
+
+PAGES = {
+    **{
+        f"{label}={value[:12]}": with_info(label, value)
+        for label, values in INFO_LIES.items()
+        for value in values
+    },
+    "not utf-8": capture("gqa_light_steady").replace(b"tiny", b"t\xff\xfey"),
+    "many engines": b"".join(
+        b'vllm:num_requests_running{engine="%d"} 1\n' % engine for engine in range(3000)
+    ),
+    "nothing but lines": b"vllm:x 1\n" + b"\n" * 3_000_000,
+    "huge counters": capture("gqa_light_steady").replace(b"} 0.0\n", b"} 1e300\n"),
+}
+CONFIGS: dict[str, dict[str, object]] = {
+    "no hidden size": {"hidden_size": 1, "head_dim": None},
+    "absurd layers": {"num_hidden_layers": 10**400},
+    "negative heads": {"num_attention_heads": -4},
+    "float heads": {"num_key_value_heads": 2.5},
+    "text": {"head_dim": "32"},
+}
+ROUTES: dict[str, dict[str, Answer]] = {
+    "max_model_len of 400 digits": {"/v1/models": models(str(SHIPPED_MODEL), int(DIGITS))},
+    "max_model_len 0": {"/v1/models": models(str(SHIPPED_MODEL), 0)},
+    "max_model_len negative": {"/v1/models": models(str(SHIPPED_MODEL), -1)},
+    "surrogate in the release": {"/version": text_answer('{"version": "\\ud800"}')},
+    "surrogate in the root": {"/v1/models": models("/models/\ud800x")},
+    "line end in the root": {"/v1/models": models("/models/x\nERROR forged")},
+    "root is a relative path": {"/v1/models": models("../../etc")},
+    "root is a file": {"/v1/models": models("/etc/hostname")},
+    "null byte in the root": {"/v1/models": models("/models/\0x")},
+}
+
+
+def answers_of(kind: str, folder: Path) -> dict[str, Answer]:
+    if kind in PAGES:
+        return {**vllm_answers(), "/metrics": text_answer(PAGES[kind])}
+    if kind in CONFIGS:
+        config = json.loads((SHIPPED_MODEL / "config.json").read_text())
+        model = folder / kind.replace(" ", "-")
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps({**config, **CONFIGS[kind]}))
+        return vllm_answers(root=str(model))
+    return {**vllm_answers(), **ROUTES[kind]}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Answer]:
+    return vllm_answers()
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory, answers: dict[str, Answer]) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("hostile")
+    with http_server(vllm_answers()) as (good, _), http_server(answers) as (bad, _):
+        text = f"replicas: [{{url: '{good}', name: good}}, {{url: '{bad}', name: bad, gpu: H100, weights_bytes: 5}}]"
+        with daemon("serve", "--config", config_file(folder, text)) as serve:
+            wait_for(lambda: serve.get("/-/ready").status_code == 200, "readiness")
+            yield serve
+
+
+@pytest.mark.parametrize("kind", [*PAGES, *CONFIGS, *ROUTES])
+def test_a_lie_of_one_server_is_its_own_problem(
+    kind: str, serve: Daemon, answers: dict[str, Answer], tmp_path: Path
+) -> None:
+    def scrapes() -> float:
+        replicas = serve.get("/api/v1/status").json()["replicas"]
+        return float(replicas[1]["last_success_at"] or 0)
+
+    # A restart in between, so that the facts are asked for afresh.
+    answers.clear()
+    wait_for(lambda: serve.value("kvheadroom_source_up", replica="bad", source="metrics") == 0, "the gap")
+    before = scrapes()
+    answers.update(answers_of(kind, tmp_path))
+    wait_for(lambda: scrapes() > before, "a scrape")
+    for path in ("/", "/metrics", "/api/v1/status"):
+        answer = serve.get(path)
+        assert answer.status_code == 200, path
+    json.loads(serve.get("/api/v1/status").text, parse_constant=pytest.fail)
+    assert serve.value("kvheadroom_kv_usage_ratio", replica="good") is not None
+    assert serve.value("kvheadroom_predicted_blocks", replica="good") == 128
+    assert serve.value("kvheadroom_source_failures_total", replica="bad", reason="internal") is None
+    for samples in serve.metrics().values():
+        assert all(0 <= value < float("inf") for _, value in samples)
+    assert "Traceback" not in serve.output
+    assert "ERROR forged" not in [line.strip() for line in serve.output.splitlines()]
+
+
+def test_a_request_that_is_no_http_writes_no_traceback(serve: Daemon) -> None:
+    host, port = serve.url.removeprefix("http://").split(":")
+    for junk in (b"\x16\x03\x01\x02\x00 hello\r\n\r\n", b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n"):
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            client.sendall(junk)
+            client.settimeout(5)
+            client.recv(4096)
+    assert serve.get("/-/healthy").status_code == 200
+    assert "Traceback" not in serve.output
