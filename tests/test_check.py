@@ -62,4 +62,4 @@ def test_one_replica_that_fails_hides_nothing_of_the_others(tmp_path: Path) -> N
 def test_a_wrong_config_ends_with_2(tmp_path: Path) -> None:
     run = check("--config", config_file(tmp_path, "replicas: [{url: 5}]"))
     assert (run.returncode, run.stdout) == (2, "")
-    assert "replicas[0].url: input should be a valid string, got 5" in run.stderr
+    assert "replicas[0].url: a text is needed, got 5" in run.stderr

@@ -27,7 +27,7 @@ def driver(tmp_path: Path, library: Path) -> FakeDriver:
 
 
 def one_replica(folder: Path, url: str, gpus: str = "[GPU-11111111]") -> Path:
-    return config_file(folder, f"replicas: [{{url: '{url}', name: r, gpu: CPU, gpus: {gpus}}}]")
+    return config_file(folder, f"replicas: [{{url: '{url}', name: r, gpus: {gpus}}}]")
 
 
 def test_free_memory_is_joined_to_its_replica_and_the_rest_shown_unassigned(

@@ -1,6 +1,7 @@
 """The sampler stepped by hand: no clock, no sleep, no network."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -336,6 +337,39 @@ def test_a_fleet_is_spread_over_the_interval() -> None:
     assert _phase("http://a:1") == _phase("http://a:1")
     gaps = [b - a for a, b in zip([0.0, *phases], [*phases, 1.0], strict=True)]
     assert max(gaps) < 0.06
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.3, 0.999])
+def test_the_first_gap_is_never_longer_than_an_interval(
+    outside: Outside, phase: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvheadroom.monitor.sampler._phase", lambda _: phase)
+    clock = [100.0]
+    times: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        clock[0] += max(0.0, seconds)
+
+    async def fetch() -> tuple[Scrape, VllmPage] | SourceFailure:
+        times.append(clock[0])
+        if len(times) == 6:
+            raise asyncio.CancelledError
+        clock[0] += 0.25  # a scrape takes its time
+        return REFUSED
+
+    monkeypatch.setattr("kvheadroom.monitor.sampler.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("kvheadroom.monitor.sampler.asyncio.sleep", sleep)
+    first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=5.0)
+    sources = ReplicaSources(fetch, outside.resolve, outside.unasked, outside.ask_health)
+    sampler = ReplicaSampler(first, (1024,), sources, Board((first,)))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(sampler.run())
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert times[0] - 100.0 == pytest.approx(phase)
+    assert gaps[0] <= 5.0
+    # From the second tick on they come once an interval, at the replica's own phase of it.
+    assert gaps[1:] == pytest.approx([5.0] * 4)
+    assert (times[1] - 100.0) % 5.0 == pytest.approx(phase * 5.0)
 
 
 def test_missing_facts_reach_the_board(outside: Outside) -> None:

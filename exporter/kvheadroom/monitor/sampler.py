@@ -154,7 +154,7 @@ class ReplicaSampler:
         started, phase = time.monotonic(), _phase(self._last.url)
         # Everybody is seen within the first second; from then on the fleet is spread over the interval.
         await asyncio.sleep(phase * min(interval, 1.0))
-        ticks = 0
+        ticks = -1
         try:
             while True:
                 try:
