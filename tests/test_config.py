@@ -90,7 +90,7 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         ("replicas: [{url: 'http://h:99999'}]", "/c.yaml: replicas[0].url: 'http://h:99999' is no server's address; write e.g. http://host:8000"),
         ("replicas: [{url: 'http://h:1/metrics'}]", "/c.yaml: replicas[0].url: give the server's address without /metrics"),
         ("replicas: [{name: a}]", "/c.yaml: replicas[0].url: it is needed"),
-        ("replicas: [{url: 'http://h:1', gpu: B999}]", "/c.yaml: replicas[0].gpu: 'B999' is not in the catalogue (A100-80GB, H100, H200, B200, CPU); for another GPU leave `gpu` out and set `hbm_bytes`"),
+        ("replicas: [{url: 'http://h:1', gpu: B999}]", "/c.yaml: replicas[0].gpu: 'B999' is not in the catalogue (A100-80GB, L40S, H100, H200, B200, B300, RTXPRO6000, CPU); for another GPU leave `gpu` out and set `hbm_bytes`"),
         ("replicas: [{url: 'http://h:1', flags: {tensor-parallel-size: 2}}]", "/c.yaml: replicas[0].flags.tensor-parallel-size: there is no such setting; did you mean `tensor_parallel_size`?"),
         ("replicas: [{url: 'http://h:1', flags: {tensor_parallel_size: '8'}}]", "/c.yaml: replicas[0].flags.tensor_parallel_size: a whole number is needed, got '8'"),
         ("replicas: [{url: 'http://h:1', flags: {gpu_memory_utilization: 92}}]", "/c.yaml: replicas[0].flags.gpu_memory_utilization: input should be less than or equal to 1, got 92"),

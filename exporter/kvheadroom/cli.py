@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_LISTEN = ":9878"
 DEMO_LISTEN = "127.0.0.1:9878"
 INSPECT_SECONDS = 30.0
+MAX_CASE_BYTES = 16 * 1024**2
 
 OK, INCOMPLETE, USAGE = 0, 1, 2
 
@@ -74,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_demo(commands)
     _add_inspect(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -141,6 +143,22 @@ def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     inspect.add_argument("page", metavar="PAGE.txt|URL", help="a saved page, or http://host:8000")
     inspect.add_argument("--json", action="store_true", help="JSON on standard output")
     inspect.set_defaults(run=_inspect)
+
+
+def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="plan KV pools from model configs and flags, without a server",
+        description="Plans the KV pool that vLLM would make, from config.json, flags, GPU and bytes alone.",
+        epilog="Each line of FILE is a JSON object with id, config (a parsed config.json), flags (vLLM's names), gpu,\n"
+        "vllm_version, available_bytes (per GPU; a list for pipeline stages) and optionally lengths: [tokens].\n"
+        "Each answer is a JSON line on standard output: planned, refused (vLLM would not start), or unknown\n"
+        "with the reason.\n\n"
+        "exit code: 0 every line answered, 1 some are unknown, 2 the file cannot be read",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plan.add_argument("--cases", type=Path, required=True, metavar="FILE", help="JSON lines")
+    plan.set_defaults(run=_plan)
 
 
 def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
@@ -339,6 +357,45 @@ def _get(url: str) -> bytes:
     if isinstance(answer, SourceFailure):
         raise OperatorError(answer.detail)
     return answer.body
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    import json
+
+    from kvheadroom.capacity.cases import plan_case
+
+    path: Path = arguments.cases
+    complete = True
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.strip():
+                    continue
+                answer = _plan_line(line, plan_case, json.loads)
+                complete = complete and "unknown" not in answer
+                print(json.dumps(answer, allow_nan=False))
+    except IsADirectoryError as error:
+        raise OperatorError(f"{path}: it is a folder, not a file of cases") from error
+    except FileNotFoundError as error:
+        raise OperatorError(f"{path}: there is no such file") from error
+    except PermissionError as error:
+        raise OperatorError(f"{path}: it may not be read") from error
+    return OK if complete else INCOMPLETE
+
+
+def _plan_line(
+    line: bytes, plan_case: "Callable[[Any], dict[str, Any]]", read: "Callable[[bytes], Any]"
+) -> dict[str, Any]:
+    """The answer to one line, whatever stands in it."""
+    if len(line) > MAX_CASE_BYTES:
+        return {"id": None, "unknown": f"the line is longer than {MAX_CASE_BYTES // 1024**2} MiB"}
+    try:
+        case = read(line)
+    except (ValueError, RecursionError):
+        return {"id": None, "unknown": "the line is no JSON"}
+    if not isinstance(case, dict):
+        return {"id": None, "unknown": "the line is no JSON object"}
+    return plan_case(case)
 
 
 def _print_page(page: "VllmPage") -> None:

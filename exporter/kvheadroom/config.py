@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
+from kvheadroom.capacity.gpu_catalogue import ALIASES, CPU, GPUS
 
 
 class ConfigError(OperatorError):
@@ -61,6 +61,7 @@ def _gpu(value: object) -> object:
     if not isinstance(value, str):
         return value
     names = {name.lower(): name for name in (*GPUS, CPU)}
+    names |= {alias.lower(): name for alias, name in ALIASES.items()}
     if value.lower() not in names:
         raise ValueError(
             f"{value!r} is not in the catalogue ({', '.join(GPUS)}, CPU); "

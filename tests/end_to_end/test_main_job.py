@@ -316,11 +316,11 @@ def test_another_model_and_pool_behind_the_same_url_are_resolved_afresh(
         assert "Prefix caching is off on this engine" in serve.get("/").text
 
         # Usage of the new pool, in blocks of 16: 100 + 20 tokens of one request are 8 at its end.
-        with steady_load(mla.base_url, Shape(clients=2, prompt_tokens=100, output_tokens=200)):
+        with steady_load(mla.base_url, Shape(clients=4, prompt_tokens=100, output_tokens=400)) as report:
             wait_for(
                 lambda: (serve.value("kvheadroom_used_blocks", replica="direct") or 0) >= 2 * 7,
-                "used blocks",
-                seconds=60,
+                f"used blocks, under {report}",
+                seconds=90,
             )
         assert serve.value("kvheadroom_prefix_cache_queries_tokens_total", replica="direct") == 0
         # What Prometheus makes of the counters across the restart is never negative and never inflated.

@@ -4,20 +4,22 @@ Precedence of a flag: echoed by the running engine > the operator's config > vLL
 release, which is marked assumed. Facts are replaced as a whole, never patched.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.model_geometry import (
-    FullAttention,
     LatentAttention,
     ModelGeometry,
+    SparseAttention,
     UnknownGeometry,
     read_geometry,
 )
+from kvheadroom.capacity.parallelism import Parallelism
 from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.refusals import StartFlags, refusals
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 
 T = TypeVar("T")
@@ -64,27 +66,18 @@ class MissingFact:
 
 
 # Flags that change the KV cache or its memory in ways this version does not model: with the value that
-# means "off". vllm/engine/arg_utils.py, 0.33.0.
-UNMODELLED_FLAGS: Mapping[str, Any] = {
-    "pipeline_parallel_size": 1,
-    "decode_context_parallel_size": 1,
-    "prefill_context_parallel_size": 1,
-    "speculative_config": None,
-    "kv_cache_dtype_skip_layers": (),
-    "attention_backend": None,
-    "hf_overrides": None,
+# means "off", and what it is when nobody says. vllm/engine/arg_utils.py, 0.33.0.
+UNMODELLED_FLAGS: Mapping[str, tuple[Any, str]] = {
+    "kv_cache_dtype_skip_layers": ((), "none"),
+    "attention_backend": (None, "chosen by vLLM"),
+    "hf_overrides": (None, "none"),
 }
-
-
-_UNSAID: Mapping[str, str] = {
-    "pipeline_parallel_size": "1",
-    "decode_context_parallel_size": "1",
-    "prefill_context_parallel_size": "1",
-    "speculative_config": "none",
-    "kv_cache_dtype_skip_layers": "none",
-    "attention_backend": "chosen by vLLM",
-    "hf_overrides": "none",
-}
+PARALLEL_FLAGS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +137,15 @@ class EngineFacts:
 
     Attributes:
         platform: `cuda` or `cpu`.
+        capability: CUDA compute capability, None when the GPU is not known.
         model: None when the files or the architecture are not known (then `missing` says why).
         kv_cache_dtype: vLLM's word (`auto`, `fp8`, ...).
         dtype: `--dtype`.
+        draft_layers: layers of multi-token prediction that are loaded, which have a KV cache too.
+        attention_backend: `--attention-backend`, None when vLLM chooses.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
         obstacles: why no prediction can be made although the fact is known ("cannot predict: ...").
+        refused: why vLLM would not start with these flags.
     """
 
     rules: ReleaseRules
@@ -157,9 +154,15 @@ class EngineFacts:
     model: ModelGeometry | None
     max_model_len: Fact[int] | None
     platform: Fact[str]
+    capability: tuple[int, int] | None
     tensor_parallel_size: Fact[int]
+    pipeline_parallel_size: Fact[int]
+    decode_context_parallel_size: Fact[int]
+    prefill_context_parallel_size: Fact[int]
     kv_cache_dtype: Fact[str]
     dtype: Fact[str]
+    draft_layers: Fact[int]
+    attention_backend: str | None
     block_size: Fact[int]
     gpu_memory_utilization: Fact[float]
     kv_cache_memory_bytes: Fact[int] | None
@@ -170,6 +173,17 @@ class EngineFacts:
     unmodelled_defaults: tuple[str, ...]
     missing: tuple[MissingFact, ...]
     obstacles: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """The parallel sizes as plain numbers."""
+        return Parallelism(
+            tensor=self.tensor_parallel_size.value,
+            pipeline=self.pipeline_parallel_size.value,
+            decode_context=self.decode_context_parallel_size.value,
+            prefill_context=self.prefill_context_parallel_size.value,
+        )
 
     def assumed(self) -> tuple[tuple[str, str], ...]:
         """(fact, what was assumed) of everything the prediction takes on trust, in a fixed order."""
@@ -178,7 +192,7 @@ class EngineFacts:
             found.append(("release", self.rules.assumed_because))
         for name in (
             "platform",
-            "tensor_parallel_size",
+            *PARALLEL_FLAGS,
             "block_size",
             "kv_cache_dtype",
             "dtype",
@@ -197,7 +211,11 @@ class EngineFacts:
             found.append(
                 ("cpu_amx", "the CPU has no AMX; with AMX, latent attention takes other blocks than 16")
             )
-        found += [(name, f"{_UNSAID[name]} (vLLM's default)") for name in self.unmodelled_defaults]
+        if self.draft_layers.assumed:
+            found.append(("speculative_config", self.draft_layers.note))
+        found += [
+            (name, f"{UNMODELLED_FLAGS[name][1]} (vLLM's default)") for name in self.unmodelled_defaults
+        ]
         return tuple(found)
 
     @property
@@ -239,16 +257,11 @@ def resolve_facts(
         else:
             model = geometry
 
-    tensor_parallel_size = _flag(None, flags.get("tensor_parallel_size"), 1)
-    if model is not None:
-        obstacles += _undivided_heads(model, tensor_parallel_size.value)
-    for name, off in UNMODELLED_FLAGS.items():
-        if flags.get(name, off) not in (off, None):
-            obstacles.append(f"the flag {name}={flags[name]!r} is not modelled by this version")
-    if echoed.kv_cache_dtype_skip_layers:
-        skipped = ",".join(echoed.kv_cache_dtype_skip_layers)
-        obstacles.append(f"the flag kv_cache_dtype_skip_layers={skipped} is not modelled by this version")
-
+    obstacles += _unmodelled(flags, echoed, model)
+    draft_layers = _draft_layers(flags, model)
+    if isinstance(draft_layers, str):
+        obstacles.append(draft_layers)
+        draft_layers = Fact(0, Origin.CONFIG)
     kv_cache_memory_bytes = _optional(echoed.kv_cache_memory_bytes, flags.get("kv_cache_memory_bytes"))
     override = _optional(echoed.num_gpu_blocks_override, flags.get("num_gpu_blocks_override"))
     weights_bytes = _weights(operator, model_files)
@@ -256,11 +269,9 @@ def resolve_facts(
         missing += _missing_for_pool(platform, hbm_bytes, weights_bytes)
 
     max_model_len = _optional(answers.max_model_len, flags.get("max_model_len"), Origin.SERVER)
-    if max_model_len is None and model is not None and model.max_position_embeddings is not None:
+    if max_model_len is None and model is not None and model.longest_context is not None:
         max_model_len = Fact(
-            model.max_position_embeddings,
-            Origin.ASSUMED,
-            f"{model.max_position_embeddings} (max_position_embeddings of config.json)",
+            model.longest_context, Origin.ASSUMED, f"{model.longest_context} (the longest of config.json)"
         )
     if max_model_len is None:
         missing.append(
@@ -272,7 +283,7 @@ def resolve_facts(
         )
 
     default_block_size = 128 if platform.value == CPU else 16
-    return EngineFacts(
+    facts = EngineFacts(
         rules=rules,
         version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
         model_folder=None
@@ -285,9 +296,15 @@ def resolve_facts(
         model=model,
         max_model_len=max_model_len,
         platform=platform,
-        tensor_parallel_size=tensor_parallel_size,
+        capability=None if operator.gpu is None or operator.gpu == CPU else GPUS[operator.gpu].capability,
+        tensor_parallel_size=_flag(None, flags.get("tensor_parallel_size"), 1),
+        pipeline_parallel_size=_flag(None, flags.get("pipeline_parallel_size"), 1),
+        decode_context_parallel_size=_flag(None, flags.get("decode_context_parallel_size"), 1),
+        prefill_context_parallel_size=_flag(None, flags.get("prefill_context_parallel_size"), 1),
         kv_cache_dtype=_flag(echoed.kv_cache_dtype, flags.get("kv_cache_dtype"), "auto"),
         dtype=_flag(None, flags.get("dtype"), "auto"),
+        draft_layers=draft_layers,
+        attention_backend=flags.get("attention_backend"),
         block_size=_flag(echoed.block_size, flags.get("block_size"), default_block_size),
         gpu_memory_utilization=_flag(
             echoed.gpu_memory_utilization,
@@ -314,18 +331,48 @@ def resolve_facts(
         missing=tuple(missing),
         obstacles=tuple(obstacles),
     )
+    if model is None:
+        return facts
+    return replace(
+        facts,
+        refused=refusals(
+            model,
+            StartFlags(
+                parallelism=facts.parallelism,
+                platform=platform.value,
+                capability=facts.capability,
+                kv_cache_dtype=facts.kv_cache_dtype.value,
+                attention_backend=facts.attention_backend,
+                block_size=None if facts.block_size.assumed else facts.block_size.value,
+            ),
+        ),
+    )
 
 
-def _undivided_heads(model: ModelGeometry, tensor_parallel_size: int) -> list[str]:
-    """VLLM refuses heads that cannot be shared out evenly (QKVParallelLinear, linear.py; config/model.py)."""
-    refused = f"vLLM refuses tensor_parallel_size={tensor_parallel_size}: "
-    if model.num_heads % tensor_parallel_size:
-        return [f"{refused}it does not divide the {model.num_heads} attention heads"]
-    if isinstance(model.attention, FullAttention):
-        heads = model.attention.num_kv_heads
-        if max(heads, tensor_parallel_size) % min(heads, tensor_parallel_size):
-            return [f"{refused}the {heads} KV heads can be neither shared out nor copied evenly"]
-    return []
+def _unmodelled(flags: Mapping[str, Any], echoed: EchoedFlags, model: ModelGeometry | None) -> Iterator[str]:
+    sparse = model is not None and isinstance(model.attention, SparseAttention)
+    for name, (off, _) in UNMODELLED_FLAGS.items():
+        if flags.get(name, off) not in (off, None) and not (name == "attention_backend" and sparse):
+            yield f"the flag {name}={flags[name]!r} is not modelled by this version"[:200]
+    if echoed.kv_cache_dtype_skip_layers:
+        skipped = ",".join(echoed.kv_cache_dtype_skip_layers)
+        yield f"the flag kv_cache_dtype_skip_layers={skipped} is not modelled by this version"[:200]
+
+
+def _draft_layers(flags: Mapping[str, Any], model: ModelGeometry | None) -> Fact[int] | str:
+    """Layers that speculative decoding adds to the cache; a string says why it is not known."""
+    if "speculative_config" not in flags:
+        return Fact(0, Origin.DEFAULT, "none (vLLM's default)")
+    speculative = flags["speculative_config"]
+    if speculative is None:
+        return Fact(0, Origin.CONFIG)
+    method = speculative.get("method") if isinstance(speculative, Mapping) else None
+    if method == "ngram":
+        return Fact(0, Origin.CONFIG)
+    if method == "mtp" and model is not None and model.mtp_layers == 1:
+        # One layer, however many tokens are predicted with it.
+        return Fact(1, Origin.CONFIG)
+    return f"the flag speculative_config={speculative!r} is not modelled by this version"[:200]
 
 
 def _missing_for_pool(
@@ -384,8 +431,8 @@ def _hardware(operator: OperatorFacts) -> tuple[Fact[str], Fact[int] | None]:
         return Fact("cuda", Origin.ASSUMED, "an NVIDIA GPU (set `gpu: CPU` for vLLM's CPU backend)"), hbm
     if operator.gpu == CPU:
         return Fact(CPU, Origin.CONFIG), hbm
-    if hbm is None:
-        gpu = GPUS[operator.gpu]
+    gpu = GPUS[operator.gpu]
+    if hbm is None and gpu.cuda_total_bytes is not None:
         hbm = Fact(gpu.cuda_total_bytes, Origin.ASSUMED, f"{gpu.cuda_total_bytes} ({gpu.source})")
     return Fact("cuda", Origin.CONFIG), hbm
 

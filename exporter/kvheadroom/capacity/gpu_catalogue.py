@@ -1,8 +1,8 @@
-"""GPUs by name: total memory as CUDA reports it, which is what vLLM budgets with.
+"""GPUs by name: what vLLM's choices depend on, and total memory as CUDA reports it.
 
-NVML reports 0.5 to 0.9 GiB more for the same card (it counts what the driver reserves), and the GB on
-the box are a third number. vLLM: `requested = ceil(total * gpu_memory_utilization)` with the CUDA total
-(vllm/v1/worker/utils.py, 0.33.0).
+vLLM budgets with the CUDA total: `requested = ceil(total * gpu_memory_utilization)` (vllm/v1/worker/utils.py,
+0.33.0). NVML reports 0.5 to 0.9 GiB more for the same card (it counts what the driver reserves), and the GB on the
+box are a third number.
 """
 
 from collections.abc import Mapping
@@ -20,23 +20,33 @@ class Gpu:
     """One card.
 
     Attributes:
-        cuda_total_bytes: `torch.cuda.mem_get_info()[1]`.
-        source: where the figure was seen, with its precision.
+        capability: CUDA compute capability (major, minor); it decides vLLM's attention backends.
+        cuda_total_bytes: `torch.cuda.mem_get_info()[1]`; None where no such figure was seen.
+        source: where that figure was seen, with its precision.
     """
 
-    cuda_total_bytes: int
-    source: str
+    capability: tuple[int, int]
+    cuda_total_bytes: int | None = None
+    source: str = ""
 
 
-def _printed(gib: float) -> Gpu:
+def _printed(capability: tuple[int, int], gib: float) -> Gpu:
     return Gpu(
-        round(gib * GIB), f"CUDA total {gib} GiB as PyTorch's out-of-memory texts print it, to 0.01 GiB"
+        capability,
+        round(gib * GIB),
+        f"CUDA total {gib} GiB as PyTorch's out-of-memory texts print it, to 0.01 GiB",
     )
 
 
 GPUS: Mapping[str, Gpu] = {
-    "A100-80GB": _printed(79.25),
-    "H100": _printed(79.19),
-    "H200": _printed(139.81),
-    "B200": Gpu(182_642 * MIB, "CUDA total 182,642 MiB, seen on a public B200 run of vLLM"),
+    "A100-80GB": _printed((8, 0), 79.25),
+    "L40S": Gpu((8, 9)),
+    "H100": _printed((9, 0), 79.19),
+    "H200": _printed((9, 0), 139.81),
+    "B200": Gpu((10, 0), 182_642 * MIB, "CUDA total 182,642 MiB, seen on a public B200 run of vLLM"),
+    "B300": Gpu((10, 3)),
+    "RTXPRO6000": Gpu((12, 0)),
 }
+
+ALIASES: Mapping[str, str] = {"A100": "A100-80GB"}
+"""Names that leave something open which does not matter for the layout of the KV cache."""

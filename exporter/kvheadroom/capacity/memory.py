@@ -37,6 +37,8 @@ def plan_budget(facts: EngineFacts) -> PoolBudget | str | None:
         return PoolBudget(fact.value, (MemoryTerm("kv_cache_memory_bytes", fact.value, fact.origin),))
     if facts.hbm_bytes is None or facts.weights_bytes is None:
         return None
+    if facts.pipeline_parallel_size.value > 1:
+        return "how the weights are shared out over pipeline stages is not modelled by this version"
     utilization, tp = facts.gpu_memory_utilization, facts.tensor_parallel_size
     requested = math.ceil(facts.hbm_bytes.value * utilization.value)
     weights = math.ceil(facts.weights_bytes.value / tp.value)

@@ -61,7 +61,7 @@ def observe(snapshot: EngineSnapshot, facts: EngineFacts, layout: KvLayout | Non
         # With context parallelism a block holds more tokens than the block_size that one GPU stores.
         pool_bytes=None
         if layout is None or blocks is None or snapshot.block_size is None
-        else blocks * layout.with_block_size(snapshot.block_size).bytes_per_block,
+        else blocks * snapshot.block_size * layout.bytes_per_token,
         used_blocks=used,
         free_blocks=free,
         used_tokens=None if used is None or in_tokens is None else used * in_tokens,

@@ -12,21 +12,30 @@ class PredictedPool:
     """The pool of one engine.
 
     Attributes:
-        num_blocks: with the null block, as vLLM counts.
-        blocks_per_request: blocks of one request of max_model_len; None when that is not known.
-        pool_tokens: vLLM's `kv_cache_size_tokens`; None when max_model_len is not known.
-        max_concurrency: requests of max_model_len that fit; None when max_model_len is not known.
-        pool_bytes: `num_blocks * bytes_per_block`, one GPU.
-        unused_bytes: what the budget leaves after the last whole block, one GPU; None when the
-            number of blocks is given by a flag.
+        num_blocks: with the null block, as vLLM counts; with pipeline parallelism the fewest of all stages.
+        max_model_len: tokens; the longest that fits where vLLM is told to find it. None when it is not known,
+            and with it all that follows.
+        blocks_per_request: blocks of one request of max_model_len.
+        pool_tokens: vLLM's `kv_cache_size_tokens`.
+        max_concurrency: requests of max_model_len that fit.
+        pool_bytes: `num_blocks * bytes_per_block`, the GPU of the widest stage.
+        unused_bytes: what the budget leaves there after the last whole block; None when the number of blocks
+            is given by a flag.
+        needed_bytes: bytes of one request of the max_model_len that was asked for, for each pipeline stage.
+        boots: whether vLLM starts: one such request fits beside the null block on every stage.
+        longest_bootable: the longest max_model_len, up to the given one, that starts; 0 if none does.
     """
 
     num_blocks: int
+    max_model_len: int | None
     blocks_per_request: int | None
     pool_tokens: int | None
     max_concurrency: float | None
     pool_bytes: int
     unused_bytes: int | None
+    needed_bytes: tuple[int, ...] | None
+    boots: bool | None
+    longest_bootable: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +43,8 @@ class Prediction:
     """As much as can be predicted, and why not more.
 
     Attributes:
-        cannot_predict: what is known but not modelled, each one sentence. What is not known stands in
-            `EngineFacts.missing`.
+        cannot_predict: what is known but not modelled, or refused by vLLM, each one sentence. What is not
+            known stands in `EngineFacts.missing`.
     """
 
     layout: KvLayout | None
@@ -45,13 +54,8 @@ class Prediction:
 
 
 def predict(facts: EngineFacts) -> Prediction:
-    """What vLLM would allocate for these facts.
-
-    `num_blocks = available // bytes_per_block`; `max_concurrency = num_blocks / blocks(max_model_len)`;
-    `tokens = int(max_concurrency * max_model_len)`. vLLM 0.33.0: `v1/core/kv_cache_planning.py`
-    get_kv_cache_configs, `v1/core/kv_cache_utils.py` update_kv_cache_capacity.
-    """
-    reasons = list(facts.obstacles)
+    """What vLLM would allocate for these facts."""
+    reasons = [*facts.obstacles, *(f"vLLM refuses: {reason}" for reason in facts.refused)]
     layout = plan_layout(facts)
     if isinstance(layout, str):
         reasons.append(layout)
@@ -62,34 +66,72 @@ def predict(facts: EngineFacts) -> Prediction:
         budget = None
     pool = None
     if layout is not None:
-        num_blocks = None
-        if facts.num_gpu_blocks_override is not None:
-            num_blocks = facts.num_gpu_blocks_override.value
-        elif budget is not None:
-            num_blocks = budget.available_bytes // layout.bytes_per_block
-        if num_blocks is not None and num_blocks < 1:
-            reasons.append(
-                f"the pool's {budget.available_bytes if budget else 0} bytes are less than one block "
-                f"of {layout.bytes_per_block} bytes"
-            )
-        elif num_blocks is not None:
-            pool = _pool(facts, layout, budget, num_blocks)
+        override = facts.num_gpu_blocks_override
+        length = None if facts.max_model_len is None else facts.max_model_len.value
+        available = None if budget is None else tuple(budget.available_bytes for _ in layout.stage_layers)
+        planned = plan_pool(layout, available, None if override is None else override.value, length)
+        if isinstance(planned, str):
+            reasons.append(planned)
+        else:
+            pool = planned
     return Prediction(layout=layout, budget=budget, pool=pool, cannot_predict=tuple(reasons))
 
 
-def _pool(facts: EngineFacts, layout: KvLayout, budget: PoolBudget | None, num_blocks: int) -> PredictedPool:
-    max_concurrency = pool_tokens = blocks_per_request = None
-    if facts.max_model_len is not None:
-        length = facts.max_model_len.value
-        blocks_per_request = layout.blocks_per_session(length)
-        max_concurrency = num_blocks / blocks_per_request
-        pool_tokens = int(max_concurrency * length)
+def plan_pool(
+    layout: KvLayout,
+    available_bytes: tuple[int, ...] | None,
+    num_blocks_override: int | None,
+    max_model_len: int | None,
+    *,
+    fit_length: bool = False,
+) -> PredictedPool | str | None:
+    """Bytes -> blocks, tokens, and whether vLLM starts; a string says why there is no pool.
+
+    `num_blocks = available // bytes_per_block`, the fewest of all stages; one block of it is the null block, so
+    a start needs `available - bytes_per_block >= bytes_per_block * blocks(max_model_len)` on every stage;
+    `max_concurrency = num_blocks / blocks(max_model_len)`; `tokens = int(max_concurrency * max_model_len)`.
+    vLLM 0.33.0: `v1/core/kv_cache_planning.py` get_kv_cache_configs, `v1/core/kv_cache_utils.py`
+    update_kv_cache_capacity.
+
+    Args:
+        available_bytes: per GPU, for each pipeline stage; None when only a block count is given.
+        num_blocks_override: `--num-gpu-blocks-override`; it stands for the bytes in every sum.
+        fit_length: `--max-model-len -1`: take the longest length up to max_model_len that starts.
+    """
+    per_block = layout.stage_bytes_per_block
+    if num_blocks_override is not None:
+        available_bytes = tuple(num_blocks_override * size for size in per_block)
+    if available_bytes is None:
+        return None
+    blocks = [have // size for have, size in zip(available_bytes, per_block, strict=True)]
+    num_blocks = min(blocks)
+    if num_blocks < 1:
+        return f"the pool's {min(available_bytes)} bytes are less than one block of {layout.bytes_per_block} bytes"
+    longest = boots = needed = requests = tokens = blocks_per_request = None
+    if max_model_len is not None:
+        # The null block is set aside; what is left of each stage must hold the whole request.
+        longest = min(max_model_len, (num_blocks - 1) * layout.block_tokens)
+        needed = tuple(size * layout.blocks_per_session(max_model_len) for size in per_block)
+        if fit_length:
+            if longest == 0:
+                return "not even one token fits beside the null block"
+            max_model_len = longest
+        boots = longest >= max_model_len
+        blocks_per_request = layout.blocks_per_session(max_model_len)
+        requests = num_blocks / blocks_per_request
+        tokens = int(requests * max_model_len)
     pool_bytes = num_blocks * layout.bytes_per_block
     return PredictedPool(
         num_blocks=num_blocks,
+        max_model_len=max_model_len,
         blocks_per_request=blocks_per_request,
-        pool_tokens=pool_tokens,
-        max_concurrency=max_concurrency,
+        pool_tokens=tokens,
+        max_concurrency=requests,
         pool_bytes=pool_bytes,
-        unused_bytes=None if budget is None else budget.available_bytes - pool_bytes,
+        unused_bytes=None
+        if num_blocks_override is not None
+        else available_bytes[per_block.index(layout.bytes_per_block)] - pool_bytes,
+        needed_bytes=needed,
+        boots=boots,
+        longest_bootable=longest,
     )

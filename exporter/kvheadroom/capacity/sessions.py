@@ -61,7 +61,7 @@ def _count(
     blocks = observed = None
     num_blocks, block_size = observation.num_blocks, observation.block_size
     if prediction.layout is not None and block_size is not None:
-        blocks = prediction.layout.with_block_size(block_size).blocks_per_session(length)
+        blocks = -(-length // block_size)
     elif is_max_model_len and num_blocks is not None and observation.max_concurrency:
         blocks = round(num_blocks / observation.max_concurrency)
     if is_max_model_len and observation.max_concurrency is not None:

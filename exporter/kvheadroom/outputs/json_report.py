@@ -147,13 +147,13 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             "bytes_per_block": layout and layout.bytes_per_block,
             "max_concurrency": pool and pool.max_concurrency,
             "unused_bytes": pool and pool.unused_bytes,
+            "boots": pool and pool.boots,
+            "longest_bootable": pool and pool.longest_bootable,
             "layout": layout
             and {
-                "num_layers": layout.num_layers,
-                "elements_per_layer": layout.elements_per_layer,
-                "elements_are": layout.elements_are,
+                "stage_layers": list(layout.stage_layers),
+                "how": layout.how,
                 "kv_dtype": layout.kv_dtype,
-                "kv_dtype_bytes": layout.kv_dtype_bytes,
                 "num_kv_groups": layout.num_kv_groups,
             },
             "budget": budget
@@ -212,6 +212,9 @@ def _facts(facts: EngineFacts) -> dict[str, Any]:
         "max_model_len",
         "platform",
         "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
         "kv_cache_dtype",
         "dtype",
         "block_size",

@@ -66,8 +66,8 @@ PREDICTED = (
     ),
     _gauge(
         "predicted_block_size_tokens",
-        "Tokens per KV block, predicted.",
-        _of_layout(lambda layout: layout.block_size),
+        "Tokens per KV block, context parallelism included, predicted.",
+        _of_layout(lambda layout: layout.block_tokens),
     ),
     _gauge(
         "predicted_pool_bytes",
@@ -76,8 +76,9 @@ PREDICTED = (
     ),
     _gauge(
         "predicted_bytes_per_token",
-        "Bytes of the KV pool on one GPU that one more token of context takes, predicted.",
-        _of_layout(lambda layout: layout.bytes_per_token),
+        "Bytes of the KV pool on one GPU that one more token of context takes, predicted "
+        "(with context parallelism its share; with pipeline stages the widest).",
+        _of_layout(lambda layout: layout.bytes_per_token / layout.decode_context),
     ),
 )
 

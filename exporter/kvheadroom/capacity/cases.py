@@ -1,0 +1,188 @@
+"""One planning case -> one answer: `kvheadroom plan --cases`, and whoever uses the core as a library.
+
+A case is `{id, config, flags, gpu, vllm_version, available_bytes, lengths}`; the answer has exactly one of the three
+forms of the reference: planned, refused, unknown.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvheadroom.capacity.facts import (
+    PARALLEL_FLAGS,
+    UNMODELLED_FLAGS,
+    EngineFacts,
+    ModelFiles,
+    OperatorFacts,
+    ServerAnswers,
+    resolve_facts,
+)
+from kvheadroom.capacity.gpu_catalogue import ALIASES, CPU, GPUS
+from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
+from kvheadroom.capacity.prediction import PredictedPool, plan_pool
+from kvheadroom.capacity.readings import EchoedFlags
+
+# Flags that leave the KV cache of the models known here as it is.
+WITHOUT_EFFECT = frozenset(
+    {
+        "async_scheduling",
+        "data_parallel_size",
+        "disable_hybrid_kv_cache_manager",
+        "enable_expert_parallel",
+        "enable_prefix_caching",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "trust_remote_code",
+    }
+)
+_COUNTS = (*PARALLEL_FLAGS, "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+_TEXTS = ("attention_backend", "dtype", "kv_cache_dtype")
+_KNOWN = frozenset(
+    {*_COUNTS, *_TEXTS, "max_model_len", "speculative_config", *UNMODELLED_FLAGS, *WITHOUT_EFFECT}
+)
+_LARGEST = 2**53
+
+
+class _UnknownCaseError(Exception):
+    pass
+
+
+def plan_case(case: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one case; it never raises for what a case holds."""
+    name = case.get("id")
+    identity = {"id": name if isinstance(name, str) else None}
+    try:
+        return identity | _answer(case)
+    except _UnknownCaseError as reason:
+        return identity | {"unknown": str(reason)}
+
+
+def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
+    flags = _flags(case.get("flags"))
+    config, version = case.get("config"), case.get("vllm_version")
+    if not isinstance(config, Mapping):
+        raise _UnknownCaseError("`config` is no mapping (a parsed config.json)")
+    auto_fit = flags.get("max_model_len") in (-1, "auto")
+    length = None if auto_fit else flags.get("max_model_len")
+    facts = resolve_facts(
+        operator=OperatorFacts(
+            flags={k: v for k, v in flags.items() if k != "max_model_len"}, gpu=_gpu(case)
+        ),
+        answers=ServerAnswers(version=version if isinstance(version, str) else None),
+        echoed=EchoedFlags(),
+        model_files=ModelFiles(folder="", config=config),
+    )
+    if facts.obstacles:
+        raise _UnknownCaseError("; ".join(facts.obstacles))
+    if facts.model is None:
+        raise _UnknownCaseError("the model is not known")
+    if facts.refused:
+        return {"refused": True, "error": "; ".join(facts.refused)}
+    longest = facts.model.longest_context
+    if longest is None:
+        raise _UnknownCaseError("config.json does not tell the longest context in a way that is modelled")
+    if length is not None and length > longest:
+        error = f"max_model_len ({length}) is greater than the model's longest context ({longest})"
+        return {"refused": True, "error": error}
+    layout = plan_layout(facts)
+    if isinstance(layout, str) or layout is None:
+        raise _UnknownCaseError(layout or "the layout is not known")
+    pool = plan_pool(
+        layout,
+        _available(case, facts, layout),
+        flags.get("num_gpu_blocks_override"),
+        length or longest,
+        fit_length=auto_fit,
+    )
+    if isinstance(pool, str):
+        return {"refused": True, "error": pool}
+    if pool is None:
+        raise _UnknownCaseError("`available_bytes` is missing")
+    return _planned(layout, pool, _lengths(case))
+
+
+def _planned(layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "kv_cache_dtype": layout.kv_dtype,
+        "block_size": layout.block_size,
+        "bytes_per_block": _per_stage(layout.stage_bytes_per_block),
+        "num_blocks": pool.num_blocks,
+        "kv_cache_size_tokens": pool.pool_tokens,
+        "max_concurrency": pool.max_concurrency,
+        "needed_bytes_for_max_model_len": _per_stage(pool.needed_bytes or ()),
+        "boots": pool.boots,
+        "estimated_max_model_len": pool.longest_bootable,
+        "at_len": {
+            str(length): {
+                "tokens": int(pool.num_blocks / layout.blocks_per_session(length) * length),
+                "concurrency": pool.num_blocks / layout.blocks_per_session(length),
+                "blocks_per_request": layout.blocks_per_session(length),
+            }
+            for length in lengths
+        },
+        "weight_bytes_rank0": None,
+    }
+
+
+def _per_stage(values: tuple[int, ...]) -> int | list[int]:
+    return values[0] if len(values) == 1 else list(values)
+
+
+def _flags(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise _UnknownCaseError("`flags` is no mapping")
+    flags = {name: value for name, value in given.items() if value is not None}
+    unknown = sorted(set(map(str, flags)) - _KNOWN)
+    if unknown:
+        raise _UnknownCaseError(f"the flag {unknown[0]} is not known to this version")
+    for name in _COUNTS:
+        if name in flags and not _is_count(flags[name]):
+            raise _UnknownCaseError(
+                f"the flag {name} is {flags[name]!r}; a whole number above 0 is needed"[:200]
+            )
+    for name in _TEXTS:
+        if name in flags and not isinstance(flags[name], str):
+            raise _UnknownCaseError(f"the flag {name} is {flags[name]!r}; a word is needed"[:200])
+    length = flags.get("max_model_len")
+    if length is not None and length not in (-1, "auto") and not _is_count(length):
+        raise _UnknownCaseError(f"the flag max_model_len is {length!r}; a whole number above 0, or -1"[:200])
+    return flags
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST
+
+
+def _gpu(case: Mapping[str, Any]) -> str:
+    name = case.get("gpu")
+    if not isinstance(name, str):
+        raise _UnknownCaseError("`gpu` is missing")
+    name = ALIASES.get(name, name)
+    if name.lower() == CPU:
+        return CPU
+    if name not in GPUS:
+        raise _UnknownCaseError(f"the GPU {name[:40]!r} is not in the catalogue ({', '.join(GPUS)}, CPU)")
+    return name
+
+
+def _available(case: Mapping[str, Any], facts: EngineFacts, layout: KvLayout) -> tuple[int, ...] | None:
+    stages = len(layout.stage_layers)
+    given = case.get("available_bytes")
+    if facts.kv_cache_memory_bytes is not None:
+        given = facts.kv_cache_memory_bytes.value
+    if given is None:
+        return None
+    values = tuple(given) if isinstance(given, list) else (given,) * stages
+    if len(values) != stages or not all(_is_count(value) for value in values):
+        raise _UnknownCaseError(
+            "`available_bytes` is no number of bytes above 0, or no list of one per stage"
+        )
+    return values
+
+
+def _lengths(case: Mapping[str, Any]) -> tuple[int, ...]:
+    given = case.get("lengths") or []
+    if not isinstance(given, list) or not all(_is_count(value) for value in given):
+        raise _UnknownCaseError("`lengths` is no list of whole numbers above 0")
+    return tuple(given)
