@@ -1,6 +1,8 @@
 """`kvheadroom check`: every source reached once, and what to add for what is missing."""
 
 import subprocess
+import time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from tests.daemon import COMMAND
@@ -57,6 +59,20 @@ def test_one_replica_that_fails_hides_nothing_of_the_others(tmp_path: Path) -> N
     assert "FAILED, stats_disabled" in run.stdout or "FAILED, not_vllm" in run.stdout
     assert "difference 0" in run.stdout
     assert "1 of 3 replicas complete" in run.stdout
+
+
+def test_a_slow_server_is_waited_for(tmp_path: Path) -> None:
+    answers = vllm_answers()
+    at_once = answers["/v1/models"]
+
+    def late(request: BaseHTTPRequestHandler) -> None:
+        time.sleep(0.8)
+        at_once(request)
+
+    with http_server({**answers, "/v1/models": late}) as (url, _):
+        run = check("--config", config_file(tmp_path, f"replicas: [{{url: '{url}', gpu: CPU}}]"))
+    assert run.returncode == 0, run.stdout
+    assert "1 of 1 replicas complete" in run.stdout
 
 
 def test_a_wrong_config_ends_with_2(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         ("replicas: [{url: 'http://h:1', gpu: CPU, hbm_bytes: 5}]", "/c.yaml: replicas[0]: `gpu: CPU` has neither hbm_bytes nor gpus; leave one of them out"),
         ("replicas: [{url: 'http://h:99999'}]", "/c.yaml: replicas[0].url: 'http://h:99999' is no server's address; write e.g. http://host:8000"),
         ("replicas: [{url: 'http://h:1/metrics'}]", "/c.yaml: replicas[0].url: give the server's address without /metrics"),
+        ("replicas: [{url: 'http://h:1', gpus: [GPU-1A2B3C4D, GPU-1a2b3c4d]}]", "/c.yaml: replicas[0].gpus: GPU-1a2b3c4d is given twice"),
         ("replicas: [{name: a}]", "/c.yaml: replicas[0].url: it is needed"),
         ("replicas: [{url: 'http://h:1', gpu: B999}]", "/c.yaml: replicas[0].gpu: 'B999' is not in the catalogue (A100-80GB, L40S, H100, H200, B200, B300, RTXPRO6000, CPU); for another GPU leave `gpu` out and set `hbm_bytes`"),
         ("replicas: [{url: 'http://h:1', flags: {tensor-parallel-size: 2}}]", "/c.yaml: replicas[0].flags.tensor-parallel-size: there is no such setting; did you mean `tensor_parallel_size`?"),
@@ -107,6 +108,7 @@ def test_no_secret_of_a_faulty_config_is_repeated(tmp_path: Path) -> None:
     )
     assert "api_key: there is no such setting; did you mean `api_key_file`?" in told
     assert "S3CRET" not in told
+    assert "S3CRET" not in fault(tmp_path, "replicas: [{url: x, api_key: S3CRET: y]")
 
 
 def test_a_model_folder_is_meant_as_in_a_shell(tmp_path: Path) -> None:
@@ -127,6 +129,9 @@ def test_several_faults_are_all_told(tmp_path: Path) -> None:
         ("a: [1", "is no valid YAML"),
         ("a: !!python/object/apply:os.system [x]", "is no valid YAML"),
         ("[" * 10_000, "is "),
+        ("a: 2024-13-45", "is no valid YAML"),
+        ("a: !!int x", "is no valid YAML"),
+        ("a: !!timestamp x", "is no valid YAML"),
     ],
 )
 def test_yaml_that_would_surprise_is_refused(tmp_path: Path, text: str, word: str) -> None:

@@ -191,6 +191,23 @@ def test_the_api_key_is_sent_to_v1_and_is_nowhere_to_be_seen(tmp_path: Path) -> 
     assert with_key == {"/v1/models"}
 
 
+def test_a_key_that_was_renewed_on_disk_is_used_after_sighup(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("the-old-one\n")
+
+    def guarded(request: BaseHTTPRequestHandler) -> None:
+        ok = request.headers.get("Authorization") == "Bearer the-new-one"
+        (models(str(SHIPPED_MODEL)) if ok else text_answer("who?", status=401))(request)
+
+    with http_server({**vllm_answers(), "/v1/models": guarded}) as (url, _):
+        text = f"replicas: [{{url: '{url}', name: r, api_key_file: '{tmp_path / 'key'}', gpu: CPU}}]"
+        with daemon("serve", "--config", config_file(tmp_path, text)) as serve:
+            wait_for(lambda: serve.value("kvheadroom_source_up", source="models") == 0, "401")
+            (tmp_path / "key").write_text("the-new-one\n")
+            os.kill(serve.pid, signal.SIGHUP)
+            wait_for(lambda: serve.value("kvheadroom_source_up", source="models") == 1, "the new key")
+            assert "the-" not in serve.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -322,6 +339,7 @@ def test_sighup_takes_a_new_config_over_as_a_whole_and_leaves_the_rest_running(t
         ("replicas: [{url: nonsense}]", "no server's address"),
         ("replicas: [{url: 'http://h:1', api_key_file: /nowhere/key}]", "/nowhere/key cannot be read"),
         ("a: [", "no valid YAML"),
+        ("a: 2024-13-45", "no valid YAML"),
     ],
 )
 def test_a_config_with_a_fault_changes_nothing_and_a_gauge_says_so(

@@ -86,7 +86,10 @@ def test_a_driver_that_hangs_delays_no_scrape_and_no_end(tmp_path: Path, driver:
         for _ in range(20):
             assert serve.value("kvheadroom_kv_usage_ratio", replica="r") is not None
             time.sleep(0.1)
-        wait_for(lambda: serve.value("kvheadroom_source_up", replica="", source="nvml") == 0, "the timeout")
+        # The GPU that hangs is one GPU less, and the other one is shown.
+        wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=TWO.uuid) == 0, "the timeout")
+        assert serve.value("kvheadroom_source_failures_total", source="nvml", reason="timeout")
+        assert serve.value("kvheadroom_gpu_memory_used_bytes", gpu=ONE.uuid) == ONE.used
         code, took = serve.stop()
         assert (code, took < 1.0) == (0, True)
 

@@ -1,5 +1,11 @@
-"""`python -m kvheadroom` is the `kvheadroom` command."""
+"""`python -m kvheadroom`."""
 
-from kvheadroom.cli import main
+import sys
 
-raise SystemExit(main())
+try:
+    from kvheadroom.cli import main
+
+    sys.exit(main())
+except KeyboardInterrupt:
+    # Before the first line of a command has run.
+    sys.exit(130)

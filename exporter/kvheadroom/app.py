@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,6 +44,8 @@ from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
 log = logging.getLogger(__name__)
 
 MAX_SCRAPE_SECONDS = 10.0
+FACTS_SECONDS = 5.0
+CHECK_FACTS_SECONDS = 30.0
 MODEL_FILES_SECONDS = 10.0
 GPU_SECONDS = 5.0
 """Without persistence mode a driver takes seconds to start; its thread waits, nobody else does."""
@@ -57,24 +59,32 @@ def read_api_key(replica: ReplicaConfig) -> str | None:
     """
     if replica.api_key_file is None:
         return None
+    # A word without a slash may be the key itself, written in the wrong place.
+    shown = replica.api_key_file if len(replica.api_key_file.parts) > 1 else "(not shown)"
     try:
         key = replica.api_key_file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{replica.replica}: api_key_file {replica.api_key_file} cannot be read") from error
+        raise ConfigError(f"{replica.replica}: api_key_file {shown} cannot be read") from error
     if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"{replica.replica}: api_key_file {replica.api_key_file} holds no single-line key")
+        raise ConfigError(f"{replica.replica}: api_key_file {shown} holds no single-line key")
     return key
 
 
 class Replica:
     """The sources of one configured replica, as the two callables that the sampler is handed."""
 
-    def __init__(self, config: Config, replica: ReplicaConfig, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        config: Config,
+        replica: ReplicaConfig,
+        session: aiohttp.ClientSession,
+        reader: ModelFilesReader | None = None,
+    ) -> None:
         self._session = session
         self._endpoint = Endpoint(replica.url, read_api_key(replica))
         self._timeout_seconds = min(config.scrape_interval, MAX_SCRAPE_SECONDS)
         self._model_folder = replica.model
-        self._model_reader = ModelFilesReader()
+        self._model_reader = reader or ModelFilesReader()
         self._operator = OperatorFacts(
             # What is said to be null is said: it is no longer an assumption.
             flags=replica.flags.model_dump(exclude_unset=True),
@@ -106,7 +116,7 @@ class Replica:
             self._session, self._endpoint, timeout_seconds=self._timeout_seconds
         )
         reason, detail = failure.reason, failure.detail
-        if answers.version is not None:
+        if answers.version is not None and failure.reason is FailureReason.NO_VLLM_METRICS:
             reason = FailureReason.STATS_DISABLED
             detail = (
                 f"vLLM {answers.version} answers, but its page has no vllm: metric; "
@@ -148,7 +158,7 @@ class Replica:
     async def resolve(self, page: VllmPage) -> Resolution:
         """Ask the server and the model's folder for the facts of every engine on the page."""
         answers, failures = await fetch_server_answers(
-            self._session, self._endpoint, timeout_seconds=self._timeout_seconds
+            self._session, self._endpoint, timeout_seconds=FACTS_SECONDS
         )
         sources = [SourceStatus(source=name, failure=failure) for name, failure in failures.items()]
         files, missing, status = await self._model_files(answers.model_root)
@@ -200,6 +210,11 @@ class _Running:
     task: asyncio.Task[None] | None
 
 
+def _carried_over(before: ReplicaAssessment | None, fresh: ReplicaAssessment) -> ReplicaAssessment:
+    """What is known of a replica goes on with its new settings: numbers, events, counts."""
+    return fresh if before is None else replace(before, interval_seconds=fresh.interval_seconds)
+
+
 class Watch:
     """The samplers of one config, kept running; reloading replaces only what changed."""
 
@@ -207,6 +222,7 @@ class Watch:
         self.board = Board(())
         self._session = session
         self._running: dict[str, _Running] = {}
+        self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
         self._assigned: tuple[tuple[str, str], ...] = ()
         self.gpus_read = asyncio.Event()
@@ -221,11 +237,23 @@ class Watch:
             ConfigError: before anything is changed.
         """
         settings = {
-            replica.replica: (replica, config.scrape_interval, config.session_tokens, config.overhead_gb)
+            replica.replica: (
+                # Which GPUs serve it changes nothing in how it is sampled.
+                replica.model_copy(update={"gpus": ()}),
+                read_api_key(replica),
+                config.scrape_interval,
+                config.session_tokens,
+                config.overhead_gb,
+            )
             for replica in config.replicas
         }
         changed = {
-            replica.replica: Replica(config, replica, self._session)
+            replica.replica: Replica(
+                config,
+                replica,
+                self._session,
+                self._readers.setdefault(replica.replica, ModelFilesReader()),
+            )
             for replica in config.replicas
             if replica.replica not in self._running
             or self._running[replica.replica].settings != settings[replica.replica]
@@ -235,13 +263,14 @@ class Watch:
             task = self._running.pop(name).task
             if task is not None:
                 task.cancel()
-        known = {replica.replica: replica for replica in self.board.fleet.replicas}
+        known = {(replica.replica, replica.url): replica for replica in self.board.fleet.replicas}
         replicas = {
-            replica.replica: ReplicaAssessment(
-                replica=replica.replica, url=replica.url, interval_seconds=config.scrape_interval
+            replica.replica: _carried_over(
+                known.get((replica.replica, replica.url)),
+                ReplicaAssessment(
+                    replica=replica.replica, url=replica.url, interval_seconds=config.scrape_interval
+                ),
             )
-            if replica.replica in changed
-            else known[replica.replica]
             for replica in config.replicas
         }
         self.board.set_replicas(tuple(replicas.values()))
@@ -251,6 +280,7 @@ class Watch:
             self._running[name] = _Running(settings[name], sampler, task)
         self._interval_seconds = config.scrape_interval
         self._assigned = tuple((gpu, replica.replica) for replica in config.replicas for gpu in replica.gpus)
+        self.board.assign_gpus(self._assigned)
         return [running.sampler for running in self._running.values()]
 
     def publish_gpus(self, reading: GpuReading) -> None:
@@ -263,9 +293,7 @@ class Watch:
     async def sample_gpus(self) -> None:
         """Read this machine's GPUs at every tick, until cancelled."""
         nvml = NvmlSource()
-        await GpuSampler(
-            nvml.read, self._interval_seconds, max(self._interval_seconds, GPU_SECONDS), self.publish_gpus
-        ).run()
+        await GpuSampler(nvml.read, lambda: self._interval_seconds, GPU_SECONDS, self.publish_gpus).run()
 
     async def close(self) -> None:
         """End every sampler."""
@@ -323,7 +351,7 @@ def _reload(watch: Watch, reload_config: Callable[[], Config]) -> None:
     try:
         config = reload_config()
         watch.prepare(config, start=True)
-    except ConfigError as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, the config before it stays in use
         log.error("reload failed, the config before it stays in use: %s", error)  # noqa: TRY400  no fault of ours
         last = time.time() if before is None else before.last_success_at
         watch.board.set_reload(ReloadStatus(last_success_at=last, fault=str(error)))
@@ -343,7 +371,7 @@ async def check(config: Config) -> FleetAssessment:
         samplers = watch.prepare(config, start=False)
         gpus = asyncio.create_task(watch.sample_gpus())
         try:
-            await asyncio.gather(*(sampler.tick(time.time()) for sampler in samplers))
+            await asyncio.gather(*(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in samplers))
             # At its deadline the sampler publishes a timeout, so this ends.
             await watch.gpus_read.wait()
         finally:

@@ -22,7 +22,7 @@ DEMO_LISTEN = "127.0.0.1:9878"
 INSPECT_SECONDS = 30.0
 MAX_CASE_BYTES = 16 * 1024**2
 
-OK, INCOMPLETE, USAGE = 0, 1, 2
+OK, INCOMPLETE, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     The commands import what they need themselves: so --help is quick, and Ctrl-C is heard from the first moment.
     """
     _open_closed_streams()
+    arguments: argparse.Namespace | None = None
     try:
         arguments = make_parser().parse_args(argv)
         code: int = arguments.run(arguments)
@@ -40,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"kvheadroom: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        return OK
+        # The way to end a daemon; anything else was broken off.
+        return OK if arguments is not None and arguments.run in (_serve, _demo) else INTERRUPTED
     except BrokenPipeError:
         # The reader has seen enough. What is still buffered must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -185,10 +187,14 @@ def _add_listen(command: argparse.ArgumentParser, default: str) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    import signal
+
+    # Until the daemon listens for it, a reload means nothing; by default it would end the process.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     path: Path | None = arguments.config
     config = _config(path, arguments.target)
     reload_config = None if path is None else lambda: _config(path, arguments.target)
-    _run_loop(_serve_until_stopped(config, arguments.listen, reload_config=reload_config))
+    _run_loop(lambda: _serve_until_stopped(config, arguments.listen, reload_config=reload_config))
     return OK
 
 
@@ -258,11 +264,12 @@ def _demo(arguments: argparse.Namespace) -> int:
             f"This is a replay of a recording, not a live server: vLLM {origin['vllm_version']} on a CPU, "
             f"recorded on {origin['recorded_on']}, {recording.duration_seconds:.0f} s over and over."
         )
-        _run_loop(run())
+        _run_loop(run)
     return OK
 
 
-def _run_loop(main_task: Coroutine[Any, Any, None]) -> None:
+def _run_loop(start: "Callable[[], Coroutine[Any, Any, None]]") -> None:
+    import asyncio
     import logging
 
     import uvloop
@@ -271,7 +278,13 @@ def _run_loop(main_task: Coroutine[Any, Any, None]) -> None:
 
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("aiohttp.server").addFilter(QuietBadRequests())
-    uvloop.run(main_task)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        main_task = start()
+        try:
+            runner.run(main_task)
+        finally:
+            # Ctrl-C may come before its first step; Python would say that nobody awaited it.
+            main_task.close()
 
 
 async def _serve_until_stopped(

@@ -78,7 +78,14 @@ def _expanded(value: str) -> str:
 def _gpu_uuid(value: str) -> str:
     if not re.fullmatch(r"GPU-[0-9a-fA-F-]{8,}", value):
         raise ValueError(f"{value!r} is no UUID of a GPU; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-...")
-    return value
+    return value[:4] + value[4:].lower()
+
+
+def _each_once(values: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice")
+    return values
 
 
 GpuUuid = Annotated[str, AfterValidator(_gpu_uuid)]
@@ -127,7 +134,7 @@ class ReplicaConfig(_Strict):
     weights_bytes: PositiveInt | None = None
     flags: VllmFlags = VllmFlags()
     gpu: Annotated[str | None, BeforeValidator(_gpu)] = None
-    gpus: tuple[GpuUuid, ...] = ()
+    gpus: Annotated[tuple[GpuUuid, ...], AfterValidator(_each_once)] = ()
     hbm_bytes: PositiveInt | None = None
     api_key_file: Path | None = None
 
@@ -183,8 +190,14 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"{path}: is not UTF-8 text") from error
     try:
         content = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  it is a SafeLoader
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is no valid YAML: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        # Without the snippet that PyYAML adds: it may hold a secret.
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}: is no valid YAML{place}: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        # PyYAML's own constructors raise anything for scalars like 2024-13-45.
+        raise ConfigError(f"{path}: is no valid YAML ({type(error).__name__})") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: is nested too deeply") from error
     if not isinstance(content, dict):
@@ -269,6 +282,8 @@ class _StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  PyYAML's own signature
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.constructor.ConstructorError(None, None, "a mapping is needed", node.start_mark)
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

@@ -173,3 +173,16 @@ def test_numbers_older_than_three_ticks_are_withheld_and_nothing_else() -> None:
     shown = withhold_stale(fleet, 1015.1)
     assert [len(r.engines) for r in shown.replicas] == [0, 1]
     assert [r.replica for r in shown.replicas] == ["a", "b"]
+
+
+def test_numbers_of_a_time_to_come_are_withheld() -> None:
+    # The clock was set back: how old they are cannot be told.
+    replica = ReplicaAssessment(
+        replica="a",
+        url="http://a:1",
+        interval_seconds=5.0,
+        engines=(assess_at(SNAPSHOT),),
+        last_success_at=1000.0,
+    )
+    shown = withhold_stale(FleetAssessment((replica,)), 900.0)
+    assert shown.replicas[0].engines == ()

@@ -21,6 +21,7 @@
  *
  * With -DWITHOUT_MEMORY_V2 it lacks that function, as drivers before 510 do. */
 
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,14 +122,29 @@ static void note(const char *function, const char *uuid) {
     fclose(file);
 }
 
+/* One call at a time touches what is here, though not while it sleeps: NVML may be called from several threads. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void leave(int *unused) {
+    (void)unused;
+    pthread_mutex_unlock(&mutex);
+}
+
+#define ENTER \
+    int entered __attribute__((cleanup(leave))) = pthread_mutex_lock(&mutex); \
+    (void)entered
+
 /* What every call begins with: the state of now, a line in the calls, the delay, the fault. */
 static int begin(const char *function, const char *uuid) {
     read_state();
     note(function, uuid);
     int wait = rule_for(state.delays, state.num_delays, function, uuid);
     struct timespec pause = {wait / 1000, wait % 1000 * 1000000L};
-    if (wait) /* a sleep of nothing still costs 50 us */
+    if (wait) { /* a sleep of nothing still costs 50 us */
+        pthread_mutex_unlock(&mutex);
         nanosleep(&pause, NULL);
+        pthread_mutex_lock(&mutex);
+    }
     if (!references && strncmp(function, "nvmlInit", 8))
         return UNINITIALIZED;
     return rule_for(state.faults, state.num_faults, function, uuid);
@@ -169,6 +185,7 @@ const char *nvmlErrorString(int code) {
 }
 
 int nvmlInitWithFlags(unsigned flags) {
+    ENTER;
     (void)flags;
     int code = begin(__func__, "*");
     if (code || state.init)
@@ -184,6 +201,7 @@ int nvmlInitWithFlags(unsigned flags) {
 }
 
 int nvmlShutdown(void) {
+    ENTER;
     int code = begin(__func__, "*");
     if (!code)
         references--;
@@ -191,17 +209,20 @@ int nvmlShutdown(void) {
 }
 
 int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    ENTER;
     int code = begin(__func__, "*");
     return code ? code : give(state.driver, version, size);
 }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
+    ENTER;
     int code = begin(__func__, "*");
     *count = num_seen;
     return code;
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    ENTER;
     gpu_t *gpu;
     if (index >= (unsigned)num_seen)
         return INVALID_ARGUMENT;
@@ -210,6 +231,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    ENTER;
     gpu_t *gpu;
     for (int place = 0; place < num_seen; place++)
         if (!strcmp(seen[place].uuid, uuid)) {
@@ -220,12 +242,14 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
 }
 
 int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
+    ENTER;
     gpu_t *gpu;
     int code = begin_on(__func__, handle, &gpu);
     return code ? code : give(gpu->name, name, size);
 }
 
 int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) {
+    ENTER;
     gpu_t *gpu;
     int code = begin_on(__func__, handle, &gpu);
     return code ? code : give(gpu->uuid, uuid, size);
@@ -233,6 +257,7 @@ int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) {
 
 /* nvml.h: by v1, used contains what is reserved */
 int nvmlDeviceGetMemoryInfo(void *handle, memory_v1_t *memory) {
+    ENTER;
     gpu_t *gpu;
     int code = begin_on(__func__, handle, &gpu);
     if (!code)
@@ -242,6 +267,7 @@ int nvmlDeviceGetMemoryInfo(void *handle, memory_v1_t *memory) {
 
 #ifndef WITHOUT_MEMORY_V2
 int nvmlDeviceGetMemoryInfo_v2(void *handle, memory_v2_t *memory) {
+    ENTER;
     gpu_t *gpu;
     int code = begin_on(__func__, handle, &gpu);
     if (code)
@@ -254,6 +280,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, memory_v2_t *memory) {
 #endif
 
 int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
+    ENTER;
     gpu_t *gpu;
     int code = begin_on(__func__, handle, &gpu);
     if (code)

@@ -37,7 +37,7 @@ def build_library(folder: Path, *defines: str) -> Path:
 
         unavailable("the fake NVIDIA driver needs gcc to be compiled")
     library = folder / LIBRARY
-    options = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{LIBRARY}"]
+    options = ["-shared", "-pthread", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{LIBRARY}"]
     command = [compiler, *options, *(f"-D{name}" for name in defines), "-o", str(library), str(SOURCE)]
     subprocess.run(command, check=True)
     return library

@@ -29,7 +29,7 @@ class Outside:
         self.goes_on.set()
         self.fault: Exception | None = None
         self.published: asyncio.Queue[GpuReading] = asyncio.Queue()
-        self.sampler = GpuSampler(self.read, 0.01, DEADLINE_SECONDS, self.published.put_nowait)
+        self.sampler = GpuSampler(self.read, lambda: 0.01, DEADLINE_SECONDS, self.published.put_nowait)
 
     def read(self) -> GpuReading:
         self.reads += 1
@@ -155,7 +155,7 @@ async def tick():
 async def main():
     ticking = asyncio.create_task(tick())
     published = lambda reading: reasons.append([failure.reason.value for failure in reading.failures])
-    sampling = asyncio.create_task(GpuSampler(NvmlSource().read, 0.01, 0.5, published).run())
+    sampling = asyncio.create_task(GpuSampler(NvmlSource().read, lambda: 0.01, 0.5, published).run())
     while len(reasons) < 3:
         await asyncio.sleep(0.01)
 

@@ -17,12 +17,20 @@ from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.readings import (
     EngineSnapshot,
     FailureReason,
+    PageProblem,
+    ProblemReason,
     Scrape,
     SourceFailure,
     VllmPage,
 )
 from kvheadroom.monitor.board import Board
-from kvheadroom.monitor.sampler import IDLE_HEALTH_TICKS, ReplicaSampler, ReplicaSources, Resolution
+from kvheadroom.monitor.sampler import (
+    ASK_AGAIN_SECONDS,
+    IDLE_HEALTH_TICKS,
+    ReplicaSampler,
+    ReplicaSources,
+    Resolution,
+)
 from tests.capacity.facts_builder import facts
 
 ENGINE = EngineSnapshot(engine="0", model_name="m", num_blocks=128, block_size=32, kv_usage_ratio=0.5)
@@ -42,7 +50,7 @@ class Outside:
         self.board = Board((first, replace(first, replica="other")))
         self.healthy = True
         self.health_asked = 0
-        self.version = "0.33.0"
+        self.version: str | None = "0.33.0"
         sources = ReplicaSources(self.fetch, self.resolve, self.unasked, self.ask_health)
         self.sampler = ReplicaSampler(first, (1024,), sources, self.board)
 
@@ -114,15 +122,38 @@ def test_facts_are_asked_for_again_after_an_outage(outside: Outside) -> None:
     assert outside.resolved == 2
 
 
-def test_a_source_of_facts_that_failed_is_asked_again_after_a_minute(outside: Outside) -> None:
-    failure = SourceFailure("models", FailureReason.HTTP_STATUS, "401")
-    outside.sources = (SourceStatus(source="models", failure=failure),)
+NO_KEY = SourceFailure("models", FailureReason.HTTP_STATUS, "401")
+
+
+def test_a_source_of_facts_that_fails_is_asked_again_ever_more_slowly(outside: Outside) -> None:
+    outside.sources = (SourceStatus(source="models", failure=NO_KEY),)
     replica = outside.tick()
     assert [(s.source, s.up) for s in replica.sources] == [("metrics", True), ("models", False)]
-    outside.tick()
-    assert outside.resolved == 1
-    outside.tick(after=60.0)
+    asked = 1
+    for pause in (*ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS[-1]):
+        outside.tick(after=pause * 0.4)
+        outside.tick(after=pause * 0.5)
+        assert outside.resolved == asked, pause
+        replica = outside.tick(after=pause * 0.2)
+        asked += 1
+        assert outside.resolved == asked, pause
+    assert dict(replica.failures_total)["models", FailureReason.HTTP_STATUS] == asked
+    outside.sources = (SourceStatus(source="models", failure=None),)
+    for _ in range(20):
+        outside.tick(after=60.0)
+    assert outside.resolved == asked + 1
+
+
+def test_a_source_that_answered_before_and_fails_now_keeps_what_it_said(outside: Outside) -> None:
+    before = outside.tick()
+    outside.tick(REFUSED)
+    outside.version = None
+    outside.sources = (SourceStatus(source="version", failure=replace(NO_KEY, source="version")),)
+    replica = outside.tick(PAGE)
     assert outside.resolved == 2
+    assert replica.engines[0].facts == before.engines[0].facts
+    assert [(s.source, s.up) for s in replica.sources] == [("metrics", True), ("version", False)]
+    assert kinds(replica) == [EventKind.STATE_CHANGED, EventKind.STATE_CHANGED]
 
 
 def test_a_failed_scrape_shows_at_once_and_its_numbers_go_after_three_ticks(outside: Outside) -> None:
@@ -189,6 +220,73 @@ def test_a_restart_that_no_start_time_tells_is_known_by_a_counter_that_fell(outs
     assert replica.restarts_total == 1
     # Another process may run with other flags: its facts are asked for afresh.
     assert outside.resolved == 2
+
+
+@pytest.mark.parametrize("gone", [None, *range(1, 4)])
+def test_a_page_that_loses_its_start_time_for_a_while_is_no_restart(
+    outside: Outside, gone: int | None
+) -> None:
+    started = 100.0 if gone is None else None
+    for _ in range(gone or 1):
+        replica = outside.tick(replace(working(prompt_tokens_total=5.0), process_start_time_seconds=started))
+    replica = outside.tick(working(prompt_tokens_total=5.0))
+    assert (replica.events, replica.restarts_total) == ((), 0)
+
+
+def test_two_servers_in_turn_at_one_address_are_a_problem_and_no_restarts(outside: Outside) -> None:
+    other = replace(PAGE, process_start_time_seconds=200.0, engines=(replace(ENGINE, num_blocks=64),))
+    for page in (PAGE, other, PAGE, other, PAGE, other):
+        replica = outside.tick(page)
+    assert [problem.reason for problem in replica.problems] == [ProblemReason.SEVERAL_SERVERS]
+    assert "give each its own `url`" in replica.problems[0].detail
+    # The first change cannot be told from a restart.
+    assert kinds(replica) == [EventKind.RESTARTED, EventKind.CAPACITY_CHANGED]
+    assert replica.restarts_total == 1
+    # Each server's facts are asked for once and never taken for the other's.
+    assert outside.resolved == 2
+
+
+def test_a_release_that_becomes_known_late_is_still_an_event(outside: Outside) -> None:
+    release = asyncio.Event()
+    release.set()
+
+    async def slow(page: VllmPage) -> Resolution:
+        await release.wait()
+        return await outside.resolve(page)
+
+    first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=0.1)
+    board = Board((first,))
+    sources = ReplicaSources(outside.fetch, slow, outside.unasked, outside.ask_health)
+    sampler = ReplicaSampler(first, (1024,), sources, board)
+
+    async def run() -> None:
+        await sampler.tick(1000.0)
+        release.clear()
+        outside.version = "0.34.0"
+        outside.answer = replace(PAGE, process_start_time_seconds=200.0)
+        await sampler.tick(1005.0)
+        assert kinds(board.fleet.replicas[0]) == [EventKind.RESTARTED]
+        release.set()
+        await sampler.tick(1010.0)
+        assert kinds(board.fleet.replicas[0]) == [EventKind.RESTARTED, EventKind.RELEASE_CHANGED]
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_a_short_503_neither_changes_the_capacity_nor_takes_the_prediction_away(outside: Outside) -> None:
+    outside.tick()
+    outside.tick(SourceFailure("metrics", FailureReason.UNAVAILABLE, "503"))
+    outside.version = None
+    outside.sources = (SourceStatus(source="version", failure=replace(NO_KEY, source="version")),)
+    replica = outside.tick(PAGE)
+    assert replica.engines[0].facts.version is not None
+    assert kinds(replica) == [EventKind.STATE_CHANGED, EventKind.STATE_CHANGED]
+
+
+def test_problems_of_a_page_go_with_the_page(outside: Outside) -> None:
+    odd = replace(PAGE, problems=(PageProblem(ProblemReason.SEVERAL_SERVERS, "x"),))
+    assert outside.tick(odd).problems
+    assert outside.tick(REFUSED).problems == ()
 
 
 def test_counters_that_rise_or_stay_are_no_restart(outside: Outside) -> None:
@@ -276,12 +374,12 @@ def test_an_engine_that_vanishes_from_the_page_vanishes(outside: Outside) -> Non
 def test_a_fault_of_ours_ends_the_tick_and_not_the_monitor(
     outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(_: VllmPage) -> Resolution:
+    async def broken() -> tuple[Scrape, VllmPage] | SourceFailure:
         raise ZeroDivisionError("a bug")
 
     first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=0.01)
     board = Board((first,))
-    sources = ReplicaSources(outside.fetch, broken, outside.unasked, outside.ask_health)
+    sources = ReplicaSources(broken, outside.resolve, outside.unasked, outside.ask_health)
     sampler = ReplicaSampler(first, (1024,), sources, board)
 
     async def run() -> None:
@@ -292,6 +390,22 @@ def test_a_fault_of_ours_ends_the_tick_and_not_the_monitor(
 
     asyncio.run(asyncio.wait_for(run(), 10))
     assert "a fault of kvheadroom" in str(board.fleet.replicas[0].sources[0].failure)
+    assert "please report it" in caplog.text
+
+
+def test_a_fault_of_ours_in_finding_facts_leaves_the_observed_part(
+    outside: Outside, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(_: VllmPage) -> Resolution:
+        raise ZeroDivisionError("a bug")
+
+    first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=5.0)
+    board = Board((first,))
+    sources = ReplicaSources(outside.fetch, broken, outside.unasked, outside.ask_health)
+    asyncio.run(ReplicaSampler(first, (1024,), sources, board).tick(1000.0))
+    replica = board.fleet.replicas[0]
+    assert replica.engines[0].observation.num_blocks == 128
+    assert replica.failures_total == ((("facts", FailureReason.INTERNAL), 1),)
     assert "please report it" in caplog.text
 
 

@@ -132,6 +132,26 @@ def test_a_reading_of_gpus_older_than_three_ticks_is_withheld() -> None:
     assert gpu_names(reading, NOW + 15.1) == set()
 
 
+def test_a_gpu_that_a_replica_is_said_to_run_on_and_is_not_here_is_down() -> None:
+    fleet_ = FleetAssessment(
+        (),
+        gpus=GpuAssessment(
+            reading=GpuReading(taken_at=NOW, duration_seconds=0.0),
+            interval_seconds=5.0,
+            assigned=(("GPU-elsewhere", "r"),),
+        ),
+    )
+    body, _ = exposition(fleet_, NOW, "")
+    assert 'kvheadroom_gpu_up{gpu="GPU-elsewhere",replica="r"} 0' in body.decode()
+
+
+def test_no_series_is_on_the_page_twice() -> None:
+    body, _ = exposition(fleet(), NOW, "")
+    series = re.findall(r"^(kvheadroom_[^ ]+(?:\{.*\})?) ", body.decode(), re.MULTILINE)
+    assert len(series) > 100
+    assert len(series) == len(set(series))
+
+
 def test_two_engines_of_one_server_are_two_pools() -> None:
     assert of("observed_blocks", replica="dp2", engine="0") == 64
     assert of("observed_blocks", replica="dp2", engine="1") == 64

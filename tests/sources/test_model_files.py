@@ -89,3 +89,12 @@ def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
     failure = read_model_files(str(tmp_path))
     assert isinstance(failure, SourceFailure)
     assert "holds an adapter (adapter_config.json), not the model it is for" in failure.detail
+
+
+@pytest.mark.parametrize("size", ["1e400", "-5", "0", "true", '"5"', "NaN", "9" * 400])
+def test_a_size_that_cannot_be_is_none(tmp_path: Path, size: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / INDEX).write_text(f'{{"metadata": {{"total_size": {size}}}}}')
+    files = read_model_files(str(tmp_path))
+    assert isinstance(files, ModelFiles)
+    assert files.weights_bytes is None

@@ -348,11 +348,44 @@ def test_a_gpu_whose_mig_mode_cannot_be_told_is_not_taken_for_a_whole_one(driver
 def test_a_slow_gpu_slows_the_reading_and_changes_nobodys_bytes(driver: FakeDriver) -> None:
     with driver.source() as source:
         source.read()
-        driver.delays = {(MEMORY_V2, FIRST.uuid): 50}
+        driver.delays = {(MEMORY_V2, FIRST.uuid): 150}
         started = time.monotonic()
         reading = source.read()
-        assert time.monotonic() - started >= 0.05
+        assert time.monotonic() - started >= 0.15
     assert reading.gpus == (by_v2(FIRST, 0), by_v2(SECOND, 1))
+
+
+def test_a_gpu_that_hangs_is_its_own_timeout_and_the_others_go_on(driver: FakeDriver) -> None:
+    driver.gpus = EIGHT
+    stuck, well = EIGHT[3].uuid, [gpu for gpu in EIGHT if gpu is not EIGHT[3]]
+    with driver.source() as source:
+        assert len(source.read().gpus) == len(EIGHT)
+        driver.delays = {(MEMORY_V2, stuck): 60_000}
+        for _ in range(3):
+            reading = source.read()
+            assert [gpu.gpu for gpu in reading.gpus] == [gpu.uuid for gpu in well]
+            assert failures(reading) == [(stuck, "timeout")]
+            assert "this GPU is not asked again meanwhile" in only_failure(reading).detail
+        # One call waits in the driver, not one per reading.
+        assert driver.new_calls().count((MEMORY_V2, stuck)) == 2
+        # Nor is NVML closed under it, though another GPU is lost meanwhile.
+        driver.faults = {(MEMORY_V2, EIGHT[0].uuid): NvmlCode.GPU_IS_LOST}
+        source.read()
+        driver.faults = {}
+        for _ in range(2 * MEND_AFTER_READS):
+            source.read()
+        assert SHUTDOWN not in [function for function, _ in driver.new_calls()]
+
+
+def test_a_gpu_that_answers_late_is_read_again_and_its_old_answer_dropped(driver: FakeDriver) -> None:
+    with driver.source() as source:
+        source.read()
+        driver.delays = {(MEMORY_V2, FIRST.uuid): 2500}
+        assert failures(source.read()) == [(FIRST.uuid, "timeout")]
+        driver.delays = {}
+        driver.gpus = [replace(FIRST, used=5), SECOND]
+        time.sleep(1.0)
+        assert source.read().gpus == (by_v2(driver.gpus[0], 0), by_v2(SECOND, 1))
 
 
 def test_a_machine_without_a_driver_is_no_failure(driver: FakeDriver) -> None:
@@ -417,7 +450,7 @@ def test_a_driver_that_cannot_count_its_gpus_is_left_and_tried_again(driver: Fak
         assert source.read(1015.0).gpus == (by_v2(FIRST, 0), by_v2(SECOND, 1))
 
 
-def test_a_driver_upgraded_under_us_is_first_every_gpus_failure_and_then_the_drivers(
+def test_a_driver_upgraded_under_us_is_every_gpus_failure_until_it_starts_again(
     driver: FakeDriver,
 ) -> None:
     with driver.source() as source:
@@ -428,7 +461,10 @@ def test_a_driver_upgraded_under_us_is_first_every_gpus_failure_and_then_the_dri
             (FIRST.uuid, "driver_mismatch"),
             (SECOND.uuid, "driver_mismatch"),
         ]
-        assert failures(read_until_mended(source, reads_before=2)) == [(None, "driver_mismatch")]
+        assert failures(read_until_mended(source, reads_before=2)) == [
+            (FIRST.uuid, "driver_mismatch"),
+            (SECOND.uuid, "driver_mismatch"),
+        ]
         driver.faults, driver.init = {}, 0
         assert source.read(15.0).gpus == (by_v2(FIRST, 0), by_v2(SECOND, 1))
 

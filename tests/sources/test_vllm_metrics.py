@@ -237,19 +237,25 @@ def test_the_new_name_of_the_usage_wins_over_the_old_one_in_either_order() -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "word"),
+    ("body", "reason", "word"),
     [
-        (b"", "empty"),
-        (b"<!DOCTYPE html><html></html>", "HTML"),
-        (b"# HELP python_info x\n# TYPE python_info gauge\npython_info 1\n", "without any vllm: metric"),
-        (b'{"detail":"Not Found"}', "no metrics page"),
-        (bytes(range(256)), "no metrics page"),
+        (b"", FailureReason.NOT_VLLM, "empty"),
+        (b"<!DOCTYPE html><html></html>", FailureReason.NOT_VLLM, "HTML"),
+        (
+            b"# HELP python_info x\n# TYPE python_info gauge\npython_info 1\n",
+            FailureReason.NO_VLLM_METRICS,
+            "without any vllm: metric",
+        ),
+        (b'{"detail":"Not Found"}', FailureReason.NOT_VLLM, "no metrics page"),
+        (bytes(range(256)), FailureReason.NOT_VLLM, "no metrics page"),
     ],
 )
-def test_what_is_no_vllm_page_is_a_failure_that_says_what_it_is(body: bytes, word: str) -> None:
+def test_what_is_no_vllm_page_is_a_failure_that_says_what_it_is(
+    body: bytes, reason: FailureReason, word: str
+) -> None:
     failure = parse_page(body)
     assert isinstance(failure, SourceFailure)
-    assert failure.reason is FailureReason.NOT_VLLM
+    assert failure.reason is reason
     assert word in failure.detail
 
 
@@ -285,3 +291,9 @@ def test_none_in_the_info_metric_is_absent() -> None:
     info = read(PAGE.replace('num_gpu_blocks="100"', 'num_gpu_blocks="None"')).engines[0]
     assert info.num_blocks is None
     assert info.block_size == 16
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "0"])
+def test_a_start_time_that_cannot_be_is_none(value: str) -> None:
+    page = read(f"process_start_time_seconds {value}\n" + PAGE)
+    assert page.process_start_time_seconds is None

@@ -108,7 +108,6 @@ class ReplicaAssessment:
         engines: of the last scrape that succeeded; empty once withheld.
         scrape_duration_seconds: of the last scrape that succeeded.
         last_success_at: unix seconds, None before the first success.
-        process_start_time_seconds: of the server, None where its page does not tell.
         events: the latest, oldest first.
         restarts_total: seen since the start of this program.
         failures_total: count by (source, reason) since the start of this program.
@@ -123,7 +122,6 @@ class ReplicaAssessment:
     engines: tuple[Assessment, ...] = ()
     scrape_duration_seconds: float | None = None
     last_success_at: float | None = None
-    process_start_time_seconds: float | None = None
     events: tuple[Event, ...] = ()
     restarts_total: int = 0
     failures_total: tuple[tuple[tuple[str, FailureReason], int], ...] = ()
@@ -174,6 +172,13 @@ class GpuAssessment:
         """The GPUs that the config gives to nobody."""
         return tuple(gpu for gpu in self.reading.gpus if not self.replicas_of(gpu.gpu))
 
+    def not_here(self) -> tuple[tuple[str, str], ...]:
+        """(GPU, replica) pairs of the config whose GPU this machine does not have, where it has a driver at all."""
+        if self.reading.driver_absent or self.failure is not None:
+            return ()
+        here = {gpu.gpu for gpu in self.reading.gpus} | {failure.gpu for failure in self.reading.failures}
+        return tuple(pair for pair in self.assigned if pair[0] not in here)
+
     @property
     def failure(self) -> GpuFailure | None:
         """What keeps the driver as a whole from answering."""
@@ -213,14 +218,14 @@ def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
 def withhold_stale(fleet: FleetAssessment, now: float) -> FleetAssessment:
     """The fleet as it may be shown at `now`: numbers older than three ticks are not shown as current."""
     gpus = fleet.gpus
-    if gpus is not None and now - gpus.reading.taken_at > STALE_AFTER_TICKS * gpus.interval_seconds:
+    if gpus is not None and _is_old(gpus.reading.taken_at, now, gpus.interval_seconds):
         gpus = None
     return replace(
         fleet,
         gpus=gpus,
         replicas=tuple(
-            replace(replica, engines=(), scrape_duration_seconds=None)
-            if is_stale(replica, now) and replica.engines
+            replace(replica, engines=(), problems=(), scrape_duration_seconds=None)
+            if is_stale(replica, now)
             else replica
             for replica in fleet.replicas
         ),
@@ -230,4 +235,9 @@ def withhold_stale(fleet: FleetAssessment, now: float) -> FleetAssessment:
 def is_stale(replica: ReplicaAssessment, now: float) -> bool:
     """Whether the last good scrape is more than three ticks ago."""
     last = replica.last_success_at
-    return last is None or now - last > STALE_AFTER_TICKS * replica.interval_seconds
+    return last is None or _is_old(last, now, replica.interval_seconds)
+
+
+def _is_old(taken_at: float, now: float, interval_seconds: float) -> bool:
+    # From the future means that the clock was set back: how old it is cannot be told, so it is not shown.
+    return not -1.0 <= now - taken_at <= STALE_AFTER_TICKS * interval_seconds

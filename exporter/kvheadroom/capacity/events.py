@@ -1,8 +1,10 @@
-"""What happened to a replica between two good scrapes: restarts and changes of what it serves."""
+"""What happened to a server between two good scrapes: restarts and changes of what it serves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from kvheadroom.capacity.assessment import Assessment, Event, EventKind, ReplicaAssessment
+from kvheadroom.capacity.assessment import Assessment, Event, EventKind
+from kvheadroom.capacity.facts import Origin
 from kvheadroom.capacity.readings import EngineSnapshot
 
 COUNTERS = (
@@ -13,15 +15,72 @@ COUNTERS = (
 )
 
 
-def events_between(before: ReplicaAssessment, after: ReplicaAssessment, at: float) -> tuple[Event, ...]:
-    """The events that two assessments of one replica show; none when there was nothing before.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """The last that was known of one engine; what a page leaves out stays as it was."""
+
+    counters: Mapping[str, float] = field(default_factory=dict)
+    model_name: str | None = None
+    pool: str | None = None
+    max_model_len: str | None = None
+    release: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMemory:
+    """The last that was known of one server.
+
+    Attributes:
+        started_at: start time of its process, None where no page has told it.
+        earlier_starts: start times that stood there before.
+    """
+
+    started_at: float | None = None
+    earlier_starts: tuple[float, ...] = ()
+    engines: Mapping[str, EngineMemory] = field(default_factory=dict)
+
+
+def remember(
+    before: ServerMemory, started_at: float | None, engines: tuple[Assessment, ...], at: float
+) -> tuple[ServerMemory, tuple[Event, ...]]:
+    """The memory after one more page, and the events that the page shows.
 
     A restart is known by the process's start time, or, where a multi-process server does not tell it, by a
-    counter that fell.
+    counter that fell. A start time that stood there before is another server behind the same address, and no restart.
+    A page without engines changes nothing: the server is starting.
     """
-    if not before.engines:
-        return ()
-    return tuple(Event(at=at, kind=kind, detail=detail) for kind, detail in _changes(before, after))
+    if not engines:
+        return before, ()
+    now = {a.snapshot.engine: _remembered(before.engines.get(a.snapshot.engine), a) for a in engines}
+    moved = started_at is not None and before.started_at is not None and started_at != before.started_at
+    starts = before.earlier_starts
+    if moved and before.started_at is not None:
+        starts = (*(start for start in starts if start != before.started_at), before.started_at)[-8:]
+    after = ServerMemory(
+        started_at=before.started_at if started_at is None else started_at,
+        earlier_starts=starts,
+        engines=now,
+    )
+    known = moved and started_at in before.earlier_starts
+    if not before.engines or known:
+        return after, ()
+    restarted = "its process started anew" if moved else None
+    if restarted is None and started_at is None and _fell(before.engines, engines):
+        restarted = "its counters began anew"
+    changes = list(_changes(before.engines, now))
+    if restarted:
+        changes.insert(0, (EventKind.RESTARTED, restarted))
+    return after, tuple(Event(at=at, kind=kind, detail=detail) for kind, detail in changes)
+
+
+def is_one_of_several(before: ServerMemory, started_at: float | None) -> bool:
+    """Whether this start time stood there before another one: several servers answer at one address."""
+    return started_at is not None and started_at in before.earlier_starts
+
+
+def counters_fell(before: ServerMemory, engines: tuple[EngineSnapshot, ...]) -> bool:
+    """Whether a counter of any engine is smaller than it was: another process counts."""
+    return any(_counter_fell(before.engines.get(engine.engine), engine) for engine in engines)
 
 
 def progress(engines: tuple[EngineSnapshot, ...]) -> tuple[tuple[float | None, ...], ...]:
@@ -29,58 +88,52 @@ def progress(engines: tuple[EngineSnapshot, ...]) -> tuple[tuple[float | None, .
     return tuple(tuple(getattr(engine, name) for name in COUNTERS) for engine in engines)
 
 
-def counters_fell(before: tuple[EngineSnapshot, ...], after: tuple[EngineSnapshot, ...]) -> bool:
-    """Whether a counter of any engine, matched by name, is smaller than it was: another process counts."""
-    old = {engine.engine: engine for engine in before}
-    return any(_fell(old[engine.engine], engine) for engine in after if engine.engine in old)
+def _remembered(before: EngineMemory | None, engine: Assessment) -> EngineMemory:
+    before = before or EngineMemory()
+    counters = {name: getattr(engine.snapshot, name) for name in COUNTERS}
+    seen, facts = engine.observation, engine.facts
+    pool = None if seen.num_blocks is None else f"{seen.num_blocks:,} blocks of {seen.block_size}"
+    # Only what the server says itself: a guess that gives way to knowledge is no change of the server.
+    told = facts.max_model_len is not None and facts.max_model_len.origin is Origin.SERVER
+    length = f"{facts.max_model_len.value:,}" if told and facts.max_model_len is not None else None
+    return EngineMemory(
+        counters={**before.counters, **{name: n for name, n in counters.items() if n is not None}},
+        model_name=engine.snapshot.model_name or before.model_name,
+        pool=pool or before.pool,
+        max_model_len=length or before.max_model_len,
+        release=before.release if facts.version is None else facts.version.value,
+    )
 
 
-def _changes(before: ReplicaAssessment, after: ReplicaAssessment) -> Iterator[tuple[EventKind, str]]:
-    old = {engine.snapshot.engine: engine for engine in before.engines}
-    new = {engine.snapshot.engine: engine for engine in after.engines}
-    both = [(old[name], new[name]) for name in new if name in old]
-    if (
-        before.process_start_time_seconds is not None
-        and after.process_start_time_seconds is not None
-        and before.process_start_time_seconds != after.process_start_time_seconds
-    ):
-        yield EventKind.RESTARTED, "its process started anew"
-    elif counters_fell(tuple(a.snapshot for a, _ in both), tuple(b.snapshot for _, b in both)):
-        yield EventKind.RESTARTED, "its counters began anew"
-    if both and (change := _change(*(_release(engine) for engine in both[0]))):
+def _fell(before: Mapping[str, EngineMemory], engines: tuple[Assessment, ...]) -> bool:
+    return any(_counter_fell(before.get(a.snapshot.engine), a.snapshot) for a in engines)
+
+
+def _counter_fell(before: EngineMemory | None, engine: EngineSnapshot) -> bool:
+    if before is None:
+        return False
+    pairs = ((before.counters.get(name), getattr(engine, name)) for name in COUNTERS)
+    return any(old is not None and new is not None and new < old for old, new in pairs)
+
+
+def _changes(
+    before: Mapping[str, EngineMemory], after: Mapping[str, EngineMemory]
+) -> Iterator[tuple[EventKind, str]]:
+    both = [(name, before[name], after[name]) for name in after if name in before]
+    if both and (change := _change(both[0][1].release, both[0][2].release)):
         yield EventKind.RELEASE_CHANGED, f"vLLM {change}"
-    for a, b in both:
-        if change := _change(a.snapshot.model_name, b.snapshot.model_name):
-            yield EventKind.MODEL_CHANGED, f"engine {b.snapshot.engine}: model {change}"
-        pool = _change(_pool(a), _pool(b))
-        length = _change(_max_model_len(a), _max_model_len(b))
-        if pool or length:
-            parts = [f"pool {pool}"] if pool else []
-            parts += [f"max_model_len {length}"] if length else []
-            yield EventKind.CAPACITY_CHANGED, f"engine {b.snapshot.engine}: {', '.join(parts)}"
-    if old.keys() != new.keys():
-        yield EventKind.ENGINES_CHANGED, f"engines {', '.join(old)} -> {', '.join(new)}"
-
-
-def _fell(before: EngineSnapshot, after: EngineSnapshot) -> bool:
-    pairs = ((getattr(before, name), getattr(after, name)) for name in COUNTERS)
-    return any(a is not None and b is not None and b < a for a, b in pairs)
+    for name, old, new in both:
+        if change := _change(old.model_name, new.model_name):
+            yield EventKind.MODEL_CHANGED, f"engine {name}: model {change}"
+        pool = _change(old.pool, new.pool)
+        length = _change(old.max_model_len, new.max_model_len)
+        parts = [f"pool {pool}"] if pool else []
+        parts += [f"max_model_len {length}"] if length else []
+        if parts:
+            yield EventKind.CAPACITY_CHANGED, f"engine {name}: {', '.join(parts)}"
+    if before.keys() != after.keys():
+        yield EventKind.ENGINES_CHANGED, f"engines {', '.join(before)} -> {', '.join(after)}"
 
 
 def _change(before: str | None, after: str | None) -> str | None:
     return f"{before} -> {after}" if before and after and before != after else None
-
-
-def _release(engine: Assessment) -> str | None:
-    return None if engine.facts.version is None else engine.facts.version.value
-
-
-def _pool(engine: Assessment) -> str | None:
-    seen = engine.observation
-    if seen.num_blocks is None:
-        return None
-    return f"{seen.num_blocks:,} blocks of {seen.block_size}"
-
-
-def _max_model_len(engine: Assessment) -> str | None:
-    return None if engine.facts.max_model_len is None else f"{engine.facts.max_model_len.value:,}"

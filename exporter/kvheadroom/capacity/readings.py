@@ -20,6 +20,7 @@ class FailureReason(StrEnum):
     TOO_LARGE = "too_large"
     BAD_ANSWER = "bad_answer"
     NOT_VLLM = "not_vllm"
+    NO_VLLM_METRICS = "no_vllm_metrics"
     STATS_DISABLED = "stats_disabled"
     NOT_FOUND = "not_found"
     INTERNAL = "internal"
@@ -62,6 +63,7 @@ class ProblemReason(StrEnum):
     BAD_LINE = "bad_line"
     BAD_VALUE = "bad_value"
     DUPLICATE_SERIES = "duplicate_series"
+    SEVERAL_SERVERS = "several_servers"
 
 
 @dataclass(frozen=True, slots=True)

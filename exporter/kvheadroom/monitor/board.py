@@ -52,6 +52,11 @@ class Board:
             ),
         )
 
+    def assign_gpus(self, assigned: tuple[tuple[str, str], ...]) -> None:
+        """Another assignment of the GPUs that were read, after a reload."""
+        if self._fleet.gpus is not None:
+            self._fleet = replace(self._fleet, gpus=replace(self._fleet.gpus, assigned=assigned))
+
     def set_reload(self, reload: ReloadStatus) -> None:
         """How the config file was loaded."""
         self._fleet = replace(self._fleet, reload=reload)

@@ -23,6 +23,7 @@ class GpuSampler:
 
     Args:
         read: called in the sampler's thread, never twice at the same time.
+        interval_seconds: asked at every tick: a reload may change it.
         deadline_seconds: from asking to publishing; a reading that comes later is dropped.
         publish: called on the event loop.
     """
@@ -30,7 +31,7 @@ class GpuSampler:
     def __init__(
         self,
         read: Callable[[], GpuReading],
-        interval_seconds: float,
+        interval_seconds: Callable[[], float],
         deadline_seconds: float,
         publish: Callable[[GpuReading], None],
     ) -> None:
@@ -48,7 +49,7 @@ class GpuSampler:
         try:
             while True:
                 self._publish(await self._ask())
-                next_at = max(next_at + self._interval_seconds, time.monotonic())
+                next_at = max(next_at + self._interval_seconds(), time.monotonic())
                 await asyncio.sleep(next_at - time.monotonic())
         finally:
             self._asked.put(None)

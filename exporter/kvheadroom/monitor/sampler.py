@@ -23,12 +23,19 @@ from kvheadroom.capacity.assessment import (
     SourceStatus,
     assess,
 )
-from kvheadroom.capacity.events import counters_fell, events_between, progress
+from kvheadroom.capacity.events import (
+    ServerMemory,
+    counters_fell,
+    is_one_of_several,
+    progress,
+    remember,
+)
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.readings import (
-    EchoedFlags,
     EngineSnapshot,
     FailureReason,
+    PageProblem,
+    ProblemReason,
     Scrape,
     SourceFailure,
     VllmPage,
@@ -41,8 +48,13 @@ MAX_EVENTS = 50
 IDLE_HEALTH_TICKS = 6
 WAIT_FOR_FACTS_SECONDS = 0.5
 """Enough for a server and a disk that answer, so that the first numbers come with their prediction."""
-RESOLVE_AGAIN_AFTER_SECONDS = 60.0
-"""Facts are asked for again this often while something is missing; a restart asks at once."""
+ASK_AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)
+"""Facts are asked for again, ever more slowly, while a source of them fails; another server is asked at once."""
+
+MAX_KNOWN_SERVERS = 4
+"""Facts of the servers that were last seen at one address."""
+
+Identity = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,40 +97,49 @@ class ReplicaSampler:
         self._session_tokens = session_tokens
         self._sources = sources
         self._board = board
-        self._failures: Counter[tuple[str, FailureReason]] = Counter()
-        self._resolution: Resolution | None = None
-        self._resolved_for: object = None
-        self._resolved_at = 0.0
-        self._asking: asyncio.Future[Resolution] | None = None
+        self._failures: Counter[tuple[str, FailureReason]] = Counter(dict(first.failures_total))
+        self._memory = ServerMemory()
+        self._known: dict[Identity, _Known] = {}
+        self._asking: tuple[Identity, asyncio.Future[Resolution]] | None = None
         self._ticks_still = 0
 
-    async def tick(self, now: float) -> None:
+    async def tick(self, now: float, *, wait_for_facts: float | None = None) -> None:
         """One scrape and its consequences.
 
         Args:
             now: unix seconds.
+            wait_for_facts: seconds to wait for facts that are still being asked for; a short while if not said.
         """
         answer = await self._sources.fetch_page()
         if isinstance(answer, SourceFailure):
             await self._tick_failed(answer, now)
             return
         scrape, page = answer
-        resolution = await self._facts(page, now)
+        if wait_for_facts is None:
+            wait_for_facts = min(WAIT_FOR_FACTS_SECONDS, self._last.interval_seconds / 2)
+        resolution = await self._facts(page, now, wait_for_facts)
+        engines = tuple(self._assess(snapshot, resolution, scrape) for snapshot in page.engines)
+        problems = page.problems
+        if is_one_of_several(self._memory, page.process_start_time_seconds):
+            detail = "several servers answer at this address in turn; give each its own `url`"
+            problems = (*problems, PageProblem(ProblemReason.SEVERAL_SERVERS, detail))
+        state = await self._state(page)
+        self._memory, happened = remember(self._memory, page.process_start_time_seconds, engines, now)
         after = replace(
             self._last,
             sources=(SourceStatus(source="metrics", failure=None), *resolution.sources),
-            problems=page.problems,
-            engines=tuple(self._assess(snapshot, resolution, scrape) for snapshot in page.engines),
+            problems=problems,
+            engines=engines,
             scrape_duration_seconds=scrape.duration_seconds,
             last_success_at=scrape.taken_at,
-            process_start_time_seconds=page.process_start_time_seconds,
         )
-        happened = events_between(self._last, after, now)
-        self._publish(after, await self._state(page), happened, now)
+        self._publish(after, state, happened, now)
 
     async def _tick_failed(self, failure: SourceFailure, now: float) -> None:
         self._count(failure)
-        self._forget_facts()
+        # What answers next may be another server: its facts are asked for once more.
+        for known in self._known.values():
+            known.ask_again_at = now
         state = ReplicaState.DOWN
         if failure.reason is FailureReason.STATS_DISABLED:
             state = ReplicaState.STATS_DISABLED
@@ -126,8 +147,8 @@ class ReplicaSampler:
             # While elastic scaling runs, vLLM answers 503 to everything but /health.
             state = ReplicaState.SCALING
         # The other sources were not asked: that they answered before the failure says nothing now.
-        after = replace(self._last, sources=(SourceStatus(source=failure.source, failure=failure),))
-        self._publish(after, state, (), now)
+        status = SourceStatus(source=failure.source, failure=failure)
+        self._publish(replace(self._last, sources=(status,), problems=()), state, (), now)
 
     async def _state(self, page: VllmPage) -> ReplicaState:
         """The state of a replica whose page was read.
@@ -171,43 +192,53 @@ class ReplicaSampler:
                 ticks = max(ticks + 1, math.ceil(passed))
                 await asyncio.sleep(started + (ticks + phase) * interval - time.monotonic())
         finally:
-            self._forget_facts()
+            if self._asking is not None:
+                self._asking[1].cancel()
 
-    async def _facts(self, page: VllmPage, now: float) -> Resolution:
+    async def _facts(self, page: VllmPage, now: float, wait_seconds: float) -> Resolution:
         """The facts of the server that gave this page; those known without asking while it is being asked.
 
         Asking can take long (a hung mount, a slow server), so it runs beside the ticks: what the engine says of
-        itself is published all the while.
+        itself is published all the while. Answers are kept by what the page tells servers apart by, so that one
+        server's are never taken for another's.
         """
         identity = _identity(page)
-        if identity != self._resolved_for or counters_fell(
-            tuple(e.snapshot for e in self._last.engines), page.engines
-        ):
-            self._forget_facts()
-        incomplete = self._resolution is not None and any(not s.up for s in self._resolution.sources)
-        again = incomplete and now - self._resolved_at >= RESOLVE_AGAIN_AFTER_SECONDS
-        if self._asking is None and (self._resolution is None or again):
-            self._asking = asyncio.ensure_future(self._sources.resolve_facts(page))
-            self._resolved_for, self._resolved_at = identity, now
+        if counters_fell(self._memory, page.engines):
+            self._known.pop(identity, None)
+        known = self._known.get(identity)
+        if self._asking is None and (known is None or now >= known.ask_again_at):
+            self._asking = identity, asyncio.ensure_future(self._sources.resolve_facts(page))
         if self._asking is not None:
-            await asyncio.wait({self._asking}, timeout=WAIT_FOR_FACTS_SECONDS)
-            if self._asking.done():
-                asked, self._asking = self._asking, None
-                self._resolution = asked.result()
-                for source in self._resolution.sources:
-                    if source.failure is not None:
-                        self._count(source.failure)
-        if self._resolution is None:
-            return self._sources.facts_unasked(page)
-        return self._resolution
+            await asyncio.wait({self._asking[1]}, timeout=wait_seconds)
+            if self._asking[1].done():
+                (asked_for, asked), self._asking = self._asking, None
+                self._learn(asked_for, asked, now)
+        known = self._known.get(identity)
+        return self._sources.facts_unasked(page) if known is None else known.resolution
 
-    def _forget_facts(self) -> None:
-        """Whatever answers next may be another server."""
-        self._resolution = None
-        self._resolved_for = None
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+    def _learn(self, identity: Identity, asked: asyncio.Future[Resolution], now: float) -> None:
+        """Keep an answer; a source that answered before and does not now keeps what it said."""
+        before = self._known.pop(identity, None)
+        attempts = 0 if before is None else before.attempts
+        try:
+            resolution = asked.result()
+        except Exception as error:
+            log.exception("replica %s: its facts could not be found, please report it", self._last.replica)
+            self._count(SourceFailure("facts", FailureReason.INTERNAL, f"a fault of kvheadroom: {error!r}"))
+            if before is not None:
+                self._known[identity] = replace(before, ask_again_at=now + ASK_AGAIN_SECONDS[-1])
+            return
+        for source in resolution.sources:
+            if source.failure is not None:
+                self._count(source.failure)
+        failed = {source.source for source in resolution.sources if not source.up}
+        if before is not None and any(s.up and s.source in failed for s in before.resolution.sources):
+            resolution = Resolution(before.resolution.facts, resolution.sources)
+        attempts = attempts + 1 if failed else 0
+        again = ASK_AGAIN_SECONDS[min(attempts, len(ASK_AGAIN_SECONDS)) - 1] if failed else float("inf")
+        self._known[identity] = _Known(resolution, attempts, now + again)
+        while len(self._known) > MAX_KNOWN_SERVERS:
+            del self._known[next(iter(self._known))]
 
     def _assess(self, snapshot: EngineSnapshot, resolution: Resolution, scrape: Scrape) -> Assessment:
         return assess(
@@ -241,12 +272,21 @@ class ReplicaSampler:
         self._board.publish(self._last)
 
 
-def _identity(page: VllmPage) -> tuple[float | None, tuple[tuple[str, str | None, EchoedFlags, object], ...]]:
-    """What changes when another server answers: start time, engines, models, flags, pool."""
+@dataclass(slots=True)
+class _Known:
+    """Facts of one server, and when to ask for them again."""
+
+    resolution: Resolution
+    attempts: int
+    ask_again_at: float
+
+
+def _identity(page: VllmPage) -> Identity:
+    """What tells one server from another: start time, engines, models, flags, pool."""
     return (
         page.process_start_time_seconds,
-        tuple(
-            (e.engine, e.model_name, e.echoed, (e.num_blocks, e.block_size, e.pool_tokens))
+        *(
+            (e.engine, e.model_name, e.echoed, e.num_blocks, e.block_size, e.pool_tokens)
             for e in page.engines
         ),
     )

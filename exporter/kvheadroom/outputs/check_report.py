@@ -14,7 +14,7 @@ from kvheadroom.outputs.numbers import count, seconds, signed, size
 def is_complete(fleet: FleetAssessment) -> bool:
     """Whether nothing is missing anywhere, this machine's GPUs included."""
     return all(_is_complete(replica) for replica in fleet.replicas) and not (
-        fleet.gpus is not None and (fleet.gpus.reading.failures or list(_gpus_not_here(fleet.gpus)))
+        fleet.gpus is not None and (fleet.gpus.reading.failures or fleet.gpus.not_here())
     )
 
 
@@ -98,13 +98,6 @@ def _gpus(gpus: GpuAssessment) -> Iterator[str]:
         yield _row("gpu", f"{gpu.gpu} {gpu.name}, {size(gpu.free_bytes)} free, serves {serves}")
     for failure in gpus.reading.failures:
         yield _row("gpu", f"FAILED, {failure.reason}: {failure.detail}")
-    for name, replica in _gpus_not_here(gpus):
+    for name, replica in gpus.not_here():
         yield _row("gpu", f"MISSING, {name} of replica {replica} is not on this machine")
     yield ""
-
-
-def _gpus_not_here(gpus: GpuAssessment) -> Iterator[tuple[str, str]]:
-    here = {gpu.gpu for gpu in gpus.reading.gpus} | {failure.gpu for failure in gpus.reading.failures}
-    for gpu, replica in gpus.assigned:
-        if gpu not in here:
-            yield gpu, replica

@@ -146,6 +146,8 @@ def _gpu_up(fleet: FleetAssessment) -> Iterator[Sample]:
         for gpu, value in {**up, **down}.items():
             for labels in _gpu_labels(fleet, gpu):
                 yield labels, value
+        for gpu, replica in fleet.gpus.not_here():
+            yield (replica, gpu), 0.0
 
 
 def _gpu_labels(fleet: FleetAssessment, gpu: str) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ SOURCE = "model_files"
 CONFIG_NAME = "config.json"
 ADAPTER_NAME = "adapter_config.json"
 INDEX_NAME = "model.safetensors.index.json"
+LARGEST_BYTES = 2**53
 MAX_CONFIG_BYTES = 16 * 1024**2
 MAX_INDEX_BYTES = 256 * 1024**2
 
@@ -30,9 +31,8 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
         metadata = index.get("metadata")
         size = metadata.get("total_size") if isinstance(metadata, dict) else None
         # Some converters write the size as a float.
-        total = (
-            int(size) if isinstance(size, int | float) and not isinstance(size, bool) and size > 0 else None
-        )
+        if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < LARGEST_BYTES:
+            total = int(size)
     elif index.reason is not FailureReason.NOT_FOUND:
         return index
     return ModelFiles(folder=folder, config=config, weights_bytes=total, assumed_because=assumed_because)
@@ -46,19 +46,22 @@ class ModelFilesReader:
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._folder: str | None = None
+        self._answer: asyncio.Future[ModelFiles | SourceFailure] | None = None
 
     async def read(
         self, folder: str, assumed_because: str, *, timeout_seconds: float
     ) -> ModelFiles | SourceFailure:
-        """As `read_model_files`; a timeout is a failure."""
-        late = SourceFailure(
-            SOURCE,
-            FailureReason.TIMEOUT,
-            f"{folder}: not read within {timeout_seconds:g} s; does its disk hang?",
-        )
-        if self._thread is not None and self._thread.is_alive():
-            return late
+        """As `read_model_files`; a timeout is a failure. A reading of the same folder under way is waited for."""
+        if self._answer is None or self._answer.done() or self._folder != folder:
+            self._folder, self._answer = folder, self._start(folder, assumed_because)
+        await asyncio.wait({self._answer}, timeout=timeout_seconds)
+        if self._answer.done():
+            return self._answer.result()
+        detail = f"{folder}: not read within {timeout_seconds:g} s; does its disk hang?"
+        return SourceFailure(SOURCE, FailureReason.TIMEOUT, detail)
+
+    def _start(self, folder: str, assumed_because: str) -> "asyncio.Future[ModelFiles | SourceFailure]":
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ModelFiles | SourceFailure] = loop.create_future()
 
@@ -67,15 +70,18 @@ class ModelFilesReader:
                 answer.set_result(result)
 
         def work() -> None:
-            result = read_model_files(folder, assumed_because)
+            result: ModelFiles | SourceFailure
+            try:
+                result = read_model_files(folder, assumed_because)
+            except Exception as error:  # noqa: BLE001  whatever it is, somebody waits for an answer
+                detail = f"{folder}: a fault of kvheadroom: {error!r}"
+                result = SourceFailure(SOURCE, FailureReason.INTERNAL, detail)
             # The loop may have ended meanwhile; then nobody is there to be told.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(tell, result)
 
-        self._thread = threading.Thread(target=work, name="model files", daemon=True)
-        self._thread.start()
-        await asyncio.wait({answer}, timeout=timeout_seconds)
-        return answer.result() if answer.done() else late
+        threading.Thread(target=work, name="model files", daemon=True).start()
+        return answer
 
 
 def _explained(folder: Path, failure: SourceFailure) -> SourceFailure:

@@ -1,6 +1,7 @@
 """The NVIDIA driver's management library (NVML) -> memory of every GPU. The only file that knows pynvml.
 
-One memory call per GPU and reading; handles stay open in between. CUDA is never touched: asking it would
+One memory call per GPU and reading; handles stay open in between. A call can block for ever and cannot be broken off, so
+each GPU's is made in a daemon thread: the one that is slow fails alone, and nobody waits for it. CUDA is never touched: asking it would
 open a context of several hundred MiB on the GPU that is being watched.
 
 Codes and their meaning are those of `nvml.h` (13.5). What a call fails with concerns one GPU, except for
@@ -9,10 +10,12 @@ the codes of `_HANDLE_IS_DEAD`: after those only a new initialisation gives a wo
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
@@ -25,6 +28,12 @@ OPEN_AGAIN_AFTER_SECONDS = 15.0
 
 MEND_AFTER_READS = 12
 """A minute at five-second ticks. A new initialisation may take seconds and drops every handle."""
+
+BESIDE_AFTER_SECONDS = 0.05
+"""GPUs are asked one after the other, as the driver serves them; one that takes longer is not waited for yet."""
+
+ANSWER_SECONDS = 2.0
+"""For all GPUs together. A call takes microseconds; tens of milliseconds when the machine is busy."""
 
 SUM_TOLERANCE = 0.01
 """Of the total. The parts are not all read at the same instant; nonsense is further off than this."""
@@ -114,12 +123,39 @@ _NO_V2 = {NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH}
 _NO_MIG = {NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND}
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What one GPU gave, and whether its handle is of any use afterwards."""
+
+    given: GpuSnapshot | GpuFailure
+    handle_is_dead: bool = False
+
+
+class _Call:
+    """One GPU's blocking call, under way from now on."""
+
+    def __init__(self, ask: Callable[[], _Answer]) -> None:
+        self._ask = ask
+        self._ended = threading.Event()
+        self.answer: _Answer | None = None
+        threading.Thread(target=self._work, name="gpu", daemon=True).start()
+
+    def _work(self) -> None:
+        self.answer = self._ask()
+        self._ended.set()
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, or for so long."""
+        self._ended.wait(max(0.0, seconds))
+
+
 @dataclass(slots=True)
 class _Device:
     """One GPU with a handle, and what was learned of it since NVML was opened.
 
     Attributes:
         counts_by_v2: None until the GPU has answered.
+        call: the last one, which may still be under way.
     """
 
     index: int
@@ -128,6 +164,11 @@ class _Device:
     handle: Any
     knows_mig: bool = True
     counts_by_v2: bool | None = None
+    call: _Call | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.call is not None and self.call.answer is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +190,14 @@ class NvmlSource:
 
     Args:
         clock: seconds that only go forward; it paces the search for a driver and measures durations.
+        answer_seconds: how long a reading waits for GPUs that are slow to answer.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, answer_seconds: float = ANSWER_SECONDS
+    ) -> None:
         self._clock = clock
+        self._answer_seconds = answer_seconds
         self._nvml: Any = None
         self._open = False
         self._failure: GpuFailure | None = None
@@ -162,18 +207,20 @@ class NvmlSource:
         self._reads_since_mended = 0
 
     def read(self) -> GpuReading:
-        """Numbers or a failure for every GPU; blocks for as long as the driver does."""
+        """Numbers or a failure for every GPU. Only opening NVML blocks for as long as the driver does."""
         taken_at, started = time.time(), self._clock()
         if not self._open and started >= self._open_again_at:
             self._start(started)
         answers: list[GpuSnapshot | GpuFailure] = []
         driver_absent = False
         if self._open:
-            answers += [self._read_device(position) for position in range(len(self._devices))]
+            answers += self._read_devices()
             # Last, so that no healthy GPU waits for a broken one.
             self._mend()
         elif self._failure is not None:
-            answers.append(self._failure)
+            # GPUs that were seen before have failed with it; were they missing here, an alert on one would look resolved.
+            failure = self._failure
+            answers += [replace(failure, gpu=gpu) for gpu in self._last_index] or [failure]
         else:
             driver_absent = True
         return GpuReading(
@@ -213,7 +260,7 @@ class NvmlSource:
             count = self._nvml.nvmlDeviceGetCount()
         except self._nvml.NVMLError as error:
             self.close()
-            if error.value == NvmlCode.LIBRARY_NOT_FOUND:
+            if error.value == NvmlCode.LIBRARY_NOT_FOUND and not self._last_index:
                 self._open_again_at = now + LOOK_AGAIN_AFTER_SECONDS
             else:
                 self._failure = _failed(error, None, "the NVIDIA driver")
@@ -258,24 +305,53 @@ class NvmlSource:
             self._devices.append(_Broken(index, failure, needs_new_nvml=True))
         self._last_index |= opened
 
-    def _read_device(self, position: int) -> GpuSnapshot | GpuFailure:
-        device = self._devices[position]
+    def _read_devices(self) -> list[GpuSnapshot | GpuFailure]:
+        """Ask every GPU at once that is slow, one after the other those that are not; wait for none too long."""
+        ends_at = time.monotonic() + self._answer_seconds
+        asked: list[_Device] = []
+        for device in self._devices:
+            # Nothing is asked of a GPU while an earlier call is stuck; what that answers will be old, so it is dropped.
+            if isinstance(device, _Device) and not device.is_stuck:
+                device.call = _Call(partial(self._ask, device))
+                device.call.wait(BESIDE_AFTER_SECONDS)
+                asked.append(device)
+        for device in asked:
+            if device.call is not None:
+                device.call.wait(ends_at - time.monotonic())
+        return [self._collect(position, device, asked) for position, device in enumerate(self._devices)]
+
+    def _collect(
+        self, position: int, device: _Device | _Broken, asked: list[_Device]
+    ) -> GpuSnapshot | GpuFailure:
         if isinstance(device, _Broken):
             return device.failure
+        answer = device.call.answer if device in asked and device.call is not None else None
+        if answer is None:
+            detail = (
+                f"GPU {device.index} ({device.gpu}): no answer from the driver within {self._answer_seconds:g} s; "
+                "the call goes on, and this GPU is not asked again meanwhile. Does `nvidia-smi` answer? "
+                "Persistence mode speeds it up"
+            )
+            return GpuFailure(device.gpu, GpuFailureReason.TIMEOUT, detail)
+        if answer.handle_is_dead and isinstance(answer.given, GpuFailure):
+            self._devices[position] = _Broken(device.index, answer.given, needs_new_nvml=True)
+        return answer.given
+
+    def _ask(self, device: _Device) -> _Answer:
+        """One GPU's memory; in the GPU's own thread."""
         label = f"GPU {device.index} ({device.gpu})"
         try:
             # Asked each time: the mode can be switched while we run, and the total of a divided GPU is
             # nobody's capacity.
             if self._is_divided(device):
                 detail = f"{label}: it is in MIG mode; MIG devices are not read yet"
-                return GpuFailure(device.gpu, GpuFailureReason.NOT_SUPPORTED, detail)
-            memory = self._read_memory(device)
+                return _Answer(GpuFailure(device.gpu, GpuFailureReason.NOT_SUPPORTED, detail))
+            return _Answer(_check(self._read_memory(device), device, label))
         except self._nvml.NVMLError as error:
-            failure = _failed(error, device.gpu, label)
-            if error.value in _HANDLE_IS_DEAD:
-                self._devices[position] = _Broken(device.index, failure, needs_new_nvml=True)
-            return failure
-        return _check(memory, device, label)
+            return _Answer(_failed(error, device.gpu, label), error.value in _HANDLE_IS_DEAD)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is counted and somebody waits for an answer
+            detail = f"{label}: a fault of kvheadroom: {error!r}"
+            return _Answer(GpuFailure(device.gpu, GpuFailureReason.INTERNAL, detail))
 
     def _is_divided(self, device: _Device) -> bool:
         if not device.knows_mig:
@@ -312,6 +388,9 @@ class NvmlSource:
         self._reads_since_mended += 1
         broken = [device for device in self._devices if isinstance(device, _Broken)]
         if not broken or self._reads_since_mended < MEND_AFTER_READS:
+            return
+        if any(isinstance(device, _Device) and device.is_stuck for device in self._devices):
+            # NVML is not closed under a call that is still in it.
             return
         if any(device.needs_new_nvml for device in broken):
             self.close()

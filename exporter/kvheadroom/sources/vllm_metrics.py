@@ -83,7 +83,7 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
     with one bad line still tells the rest.
     """
     if _ANY_VLLM.search(body) is None:
-        return SourceFailure("metrics", FailureReason.NOT_VLLM, _what_is_it(body))
+        return _what_is_it(body)
     problems: list[PageProblem] = []
     samples: list[_Sample] = []
     for found in _WANTED_LINE.finditer(body):
@@ -106,22 +106,31 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
         format="openmetrics" if body.rstrip().endswith(b"# EOF") else "text",
         engines=engines,
         problems=tuple(problems[:_MAX_PROBLEMS]),
-        process_start_time_seconds=None if start is None else _float([start[1]]),
+        process_start_time_seconds=None if start is None else _start_time(start[1]),
     )
 
 
-def _what_is_it(body: bytes) -> str:
+def _start_time(text: bytes) -> float | None:
+    number = _float([text])
+    return number if number is not None and 0 < number < LARGEST_WHOLE else None
+
+
+def _what_is_it(body: bytes) -> SourceFailure:
+    reason = FailureReason.NOT_VLLM
     head = body.lstrip()[:200].lower()
     if not head:
-        return "the answer is empty; is this vLLM's /metrics?"
-    if head.startswith((b"<!doctype", b"<html", b"<")):
-        return "the answer is an HTML page; is this vLLM's address?"
-    if b"\n# TYPE " in body or body.startswith((b"# HELP", b"# TYPE")):
-        return (
+        detail = "the answer is empty; is this vLLM's /metrics?"
+    elif head.startswith(b"<"):
+        detail = "the answer is an HTML page; is this vLLM's address?"
+    elif re.search(rb"^# (?:HELP|TYPE) ", body, re.MULTILINE):
+        reason = FailureReason.NO_VLLM_METRICS
+        detail = (
             "the answer is a metrics page without any vllm: metric; "
             "another program, or vLLM with --disable-log-stats"
         )
-    return f"the answer is no metrics page: {body[:60].decode(errors='replace')!r}"
+    else:
+        detail = f"the answer is no metrics page: {body[:60].decode(errors='replace')!r}"
+    return SourceFailure("metrics", reason, detail)
 
 
 def _parse_line(name: str, raw: bytes, at: int) -> _Sample:
