@@ -1,5 +1,6 @@
 """The config file: what is accepted, and the sentence for each fault."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,8 @@ def test_several_faults_are_all_told(tmp_path: Path) -> None:
         ("[" * 10_000, "is "),
         ("a: 2024-13-45", "is no valid YAML"),
         ("a: !!int x", "is no valid YAML"),
+        ("a: !!int ''", "is no valid YAML"),
+        ("a: !!bool foo", "is no valid YAML"),
         ("a: !!timestamp x", "is no valid YAML"),
     ],
 )
@@ -141,6 +144,13 @@ def test_yaml_that_would_surprise_is_refused(tmp_path: Path, text: str, word: st
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         load_config(tmp_path / "nowhere.yaml")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="it is no regular file"):
+        load_config(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as sparse:
+        sparse.truncate(1 << 30)
+    with pytest.raises(ConfigError, match="it is larger than 4 MiB"):
+        load_config(tmp_path / "huge")
     (tmp_path / "latin").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         load_config(tmp_path / "latin")

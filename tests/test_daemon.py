@@ -340,6 +340,7 @@ def test_sighup_takes_a_new_config_over_as_a_whole_and_leaves_the_rest_running(t
         ("replicas: [{url: 'http://h:1', api_key_file: /nowhere/key}]", "/nowhere/key cannot be read"),
         ("a: [", "no valid YAML"),
         ("a: 2024-13-45", "no valid YAML"),
+        ("replicas: [{url: 'http://h:1', api_key_file: {folder}/pipe}]", "/pipe cannot be read"),
     ],
 )
 def test_a_config_with_a_fault_changes_nothing_and_a_gauge_says_so(
@@ -350,7 +351,8 @@ def test_a_config_with_a_fault_changes_nothing_and_a_gauge_says_so(
         with daemon("serve", "--config", config_file(tmp_path, good)) as serve:
             wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio", replica="r") is not None, "r")
             since = serve.value("kvheadroom_config_last_reload_success_timestamp_seconds")
-            config_file(tmp_path, text)
+            os.mkfifo(tmp_path / "pipe")
+            config_file(tmp_path, text.replace("{folder}", str(tmp_path)))
             os.kill(serve.pid, signal.SIGHUP)
             wait_for(lambda: serve.value("kvheadroom_config_last_reload_successful") == 0, "the gauge")
             assert serve.value("kvheadroom_config_last_reload_success_timestamp_seconds") == since

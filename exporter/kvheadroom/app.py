@@ -29,7 +29,7 @@ from kvheadroom.capacity.facts import (
 )
 from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
-from kvheadroom.config import Config, ConfigError, ReplicaConfig
+from kvheadroom.config import Config, ConfigError, ReplicaConfig, read_small_file
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.gpu_sampler import GpuSampler
 from kvheadroom.monitor.sampler import ReplicaSampler, ReplicaSources, Resolution
@@ -62,8 +62,8 @@ def read_api_key(replica: ReplicaConfig) -> str | None:
     # A word without a slash may be the key itself, written in the wrong place.
     shown = replica.api_key_file if len(replica.api_key_file.parts) > 1 else "(not shown)"
     try:
-        key = replica.api_key_file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        key = read_small_file(replica.api_key_file).strip()
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{replica.replica}: api_key_file {shown} cannot be read") from error
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError(f"{replica.replica}: api_key_file {shown} holds no single-line key")
@@ -293,7 +293,9 @@ class Watch:
     async def sample_gpus(self) -> None:
         """Read this machine's GPUs at every tick, until cancelled."""
         nvml = NvmlSource()
-        await GpuSampler(nvml.read, lambda: self._interval_seconds, GPU_SECONDS, self.publish_gpus).run()
+        await GpuSampler(
+            nvml.read, nvml.mend, lambda: self._interval_seconds, GPU_SECONDS, self.publish_gpus
+        ).run()
 
     async def close(self) -> None:
         """End every sampler."""

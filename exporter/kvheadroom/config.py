@@ -1,6 +1,8 @@
 """YAML -> a frozen, validated Config. Unknown keys, wrong types and clashes are errors with their path."""
 
+import errno
 import re
+import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -24,6 +26,7 @@ class ConfigError(OperatorError):
     """A fault of the configuration."""
 
 
+MAX_FILE_BYTES = 4 * 1024**2
 _NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
 _HOST = re.compile(r"[0-9a-zA-Z_-]+(\.[0-9a-zA-Z_-]+)*\.?|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%[0-9a-zA-Z]+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
@@ -176,6 +179,21 @@ class Config(_Strict):
         return self
 
 
+def read_small_file(path: Path) -> str:
+    """The text of a file that an operator named; never a pipe, which could hold a reload up for ever.
+
+    Raises:
+        OSError: it cannot be read, or is none of ours.
+        UnicodeDecodeError: it is no UTF-8.
+    """
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if info.st_size > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it is larger than {MAX_FILE_BYTES // 1024**2} MiB")
+    return path.read_text(encoding="utf-8")
+
+
 def load_config(path: Path) -> Config:
     """Read and validate a config file.
 
@@ -183,7 +201,7 @@ def load_config(path: Path) -> Config:
         ConfigError: with the file, the place in it, and what is allowed.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small_file(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -195,7 +213,7 @@ def load_config(path: Path) -> Config:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise ConfigError(f"{path}: is no valid YAML{place}: {error.problem}") from error
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, LookupError) as error:
         # PyYAML's own constructors raise anything for scalars like 2024-13-45.
         raise ConfigError(f"{path}: is no valid YAML ({type(error).__name__})") from error
     except RecursionError as error:

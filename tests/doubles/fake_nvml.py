@@ -172,6 +172,7 @@ def _serve() -> None:
         else:
             now = float(line)
             reading = source.read()
+            source.mend()
         pickle.dump(reading, sys.stdout.buffer)
         sys.stdout.flush()
 

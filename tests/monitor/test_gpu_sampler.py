@@ -23,13 +23,19 @@ class Outside:
 
     def __init__(self) -> None:
         self.reads = 0
+        self.mended = 0
         self.at_once = 0
         self.most_at_once = 0
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.fault: Exception | None = None
         self.published: asyncio.Queue[GpuReading] = asyncio.Queue()
-        self.sampler = GpuSampler(self.read, lambda: 0.01, DEADLINE_SECONDS, self.published.put_nowait)
+        self.sampler = GpuSampler(
+            self.read, self.mend, lambda: 0.01, DEADLINE_SECONDS, self.published.put_nowait
+        )
+
+    def mend(self) -> None:
+        self.mended += 1
 
     def read(self) -> GpuReading:
         self.reads += 1
@@ -76,6 +82,7 @@ def test_every_tick_publishes_one_reading_in_order() -> None:
     async def test(outside: Outside) -> None:
         readings = [await outside.published.get() for _ in range(5)]
         assert [reading.taken_at for reading in readings] == [1.0, 2.0, 3.0, 4.0, 5.0]
+        assert outside.mended >= 4
 
     sample(test)
 
@@ -155,7 +162,8 @@ async def tick():
 async def main():
     ticking = asyncio.create_task(tick())
     published = lambda reading: reasons.append([failure.reason.value for failure in reading.failures])
-    sampling = asyncio.create_task(GpuSampler(NvmlSource().read, lambda: 0.01, 0.5, published).run())
+    nvml = NvmlSource()
+    sampling = asyncio.create_task(GpuSampler(nvml.read, nvml.mend, lambda: 0.01, 0.5, published).run())
     while len(reasons) < 3:
         await asyncio.sleep(0.01)
 

@@ -144,6 +144,18 @@ def test_a_source_of_facts_that_fails_is_asked_again_ever_more_slowly(outside: O
     assert outside.resolved == asked + 1
 
 
+def test_a_clock_set_back_does_not_stop_facts_being_asked_for(outside: Outside) -> None:
+    outside.sources = (SourceStatus(source="models", failure=NO_KEY),)
+    for _ in range(10):
+        outside.tick()
+    asked = outside.resolved
+    outside.tick(after=-3600.0)
+    assert outside.resolved == asked + 1
+    for _ in range(60):
+        outside.tick()
+    assert outside.resolved > asked + 4
+
+
 def test_a_source_that_answered_before_and_fails_now_keeps_what_it_said(outside: Outside) -> None:
     before = outside.tick()
     outside.tick(REFUSED)
@@ -151,9 +163,42 @@ def test_a_source_that_answered_before_and_fails_now_keeps_what_it_said(outside:
     outside.sources = (SourceStatus(source="version", failure=replace(NO_KEY, source="version")),)
     replica = outside.tick(PAGE)
     assert outside.resolved == 2
-    assert replica.engines[0].facts == before.engines[0].facts
-    assert [(s.source, s.up) for s in replica.sources] == [("metrics", True), ("version", False)]
-    assert kinds(replica) == [EventKind.STATE_CHANGED, EventKind.STATE_CHANGED]
+    for _ in range(5):
+        assert replica.engines[0].facts == before.engines[0].facts
+        assert [(s.source, s.up) for s in replica.sources] == [("metrics", True), ("version", False)]
+        assert kinds(replica) == [EventKind.STATE_CHANGED, EventKind.STATE_CHANGED]
+        replica = outside.tick()
+    assert outside.resolved > 4
+
+
+def test_an_answer_of_before_an_outage_is_not_taken_for_the_server_after_it(outside: Outside) -> None:
+    release = asyncio.Event()
+
+    async def slow(page: VllmPage) -> Resolution:
+        resolution = await outside.resolve(page)
+        await release.wait()
+        return resolution
+
+    first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=0.1)
+    board = Board((first,))
+    sources = ReplicaSources(outside.fetch, slow, outside.unasked, outside.ask_health)
+    sampler = ReplicaSampler(first, (1024,), sources, board)
+
+    async def run() -> None:
+        page = replace(PAGE, process_start_time_seconds=None)
+        for now, answer in ((1000.0, page), (1005.0, REFUSED)):
+            outside.answer = answer
+            await sampler.tick(now)
+        outside.answer, outside.version = page, "0.34.0"
+        release.set()
+        for now in (1010.0, 1015.0):
+            await sampler.tick(now)
+        version = board.fleet.replicas[0].engines[0].facts.version
+        assert version is not None
+        assert version.value == "0.34.0"
+        assert outside.resolved == 2
+
+    asyncio.run(asyncio.wait_for(run(), 10))
 
 
 def test_a_failed_scrape_shows_at_once_and_its_numbers_go_after_three_ticks(outside: Outside) -> None:
@@ -222,6 +267,11 @@ def test_a_restart_that_no_start_time_tells_is_known_by_a_counter_that_fell(outs
     assert outside.resolved == 2
 
 
+def test_a_restart_into_a_server_that_tells_its_start_is_known_by_its_counters(outside: Outside) -> None:
+    outside.tick(replace(working(prompt_tokens_total=900.0), process_start_time_seconds=None))
+    assert kinds(outside.tick(working(prompt_tokens_total=10.0))) == [EventKind.RESTARTED]
+
+
 @pytest.mark.parametrize("gone", [None, *range(1, 4)])
 def test_a_page_that_loses_its_start_time_for_a_while_is_no_restart(
     outside: Outside, gone: int | None
@@ -234,8 +284,10 @@ def test_a_page_that_loses_its_start_time_for_a_while_is_no_restart(
 
 
 def test_two_servers_in_turn_at_one_address_are_a_problem_and_no_restarts(outside: Outside) -> None:
-    other = replace(PAGE, process_start_time_seconds=200.0, engines=(replace(ENGINE, num_blocks=64),))
-    for page in (PAGE, other, PAGE, other, PAGE, other):
+    first = working(prompt_tokens_total=1000.0)
+    smaller = replace(ENGINE, num_blocks=64, prompt_tokens_total=10.0)
+    other = replace(PAGE, process_start_time_seconds=200.0, engines=(smaller,))
+    for page in (first, other, first, other, first, other):
         replica = outside.tick(page)
     assert [problem.reason for problem in replica.problems] == [ProblemReason.SEVERAL_SERVERS]
     assert "give each its own `url`" in replica.problems[0].detail
@@ -244,6 +296,10 @@ def test_two_servers_in_turn_at_one_address_are_a_problem_and_no_restarts(outsid
     assert replica.restarts_total == 1
     # Each server's facts are asked for once and never taken for the other's.
     assert outside.resolved == 2
+    # Where only one answers from now on, it is not told for ever.
+    for _ in range(61):
+        replica = outside.tick(other)
+    assert replica.problems == ()
 
 
 def test_a_release_that_becomes_known_late_is_still_an_event(outside: Outside) -> None:
@@ -406,6 +462,7 @@ def test_a_fault_of_ours_in_finding_facts_leaves_the_observed_part(
     replica = board.fleet.replicas[0]
     assert replica.engines[0].observation.num_blocks == 128
     assert replica.failures_total == ((("facts", FailureReason.INTERNAL), 1),)
+    assert [(s.source, s.up) for s in replica.sources] == [("metrics", True), ("facts", False)]
     assert "please report it" in caplog.text
 
 

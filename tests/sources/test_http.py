@@ -112,7 +112,12 @@ def test_a_body_over_the_limit_is_dropped_while_it_arrives() -> None:
 
 @pytest.mark.parametrize(
     ("status", "word"),
-    [(401, "api_key_file"), (404, "is this vLLM's address"), (500, "status 500"), (503, "scales")],
+    [
+        (401, "something in front of the server asks"),
+        (404, "is this vLLM's address"),
+        (500, "status 500"),
+        (503, "scales"),
+    ],
 )
 def test_a_status_other_than_200_is_told_with_its_meaning(status: int, word: str) -> None:
     with http_server({"/metrics": text_answer("no", status=status)}) as (url, _):

@@ -377,6 +377,44 @@ def test_a_gpu_that_hangs_is_its_own_timeout_and_the_others_go_on(driver: FakeDr
         assert SHUTDOWN not in [function for function, _ in driver.new_calls()]
 
 
+def test_a_gpu_that_hangs_keeps_no_other_from_being_opened(driver: FakeDriver) -> None:
+    driver.faults = {(HANDLE, SECOND.uuid): NvmlCode.NO_PERMISSION}
+    with driver.source() as source:
+        source.read()
+        driver.faults, driver.delays = {}, {(MEMORY_V2, FIRST.uuid): 60_000}
+        source.read()
+        reading = read_until_mended(source, reads_before=2)
+        assert reading.gpus == (by_v2(SECOND, 1),)
+        assert failures(reading) == [(FIRST.uuid, "timeout")]
+
+
+def test_a_lost_gpu_that_is_slow_to_say_so_is_looked_for_again(driver: FakeDriver) -> None:
+    with driver.source() as source:
+        source.read()
+        driver.delays = {(MEMORY_V2, FIRST.uuid): 2500}
+        driver.faults = {(MEMORY_V2, FIRST.uuid): NvmlCode.GPU_IS_LOST}
+        assert failures(source.read()) == [(FIRST.uuid, "timeout")]
+        driver.delays, driver.faults = {}, {}
+        time.sleep(1.0)
+        assert failures(source.read()) == [(FIRST.uuid, "lost")]
+        reading = read_until_mended(source, reads_before=3)
+        assert reading.gpus == (by_v2(FIRST, 0), by_v2(SECOND, 1))
+
+
+def test_a_forbidden_gpu_that_moves_up_is_not_taken_for_the_one_that_went(driver: FakeDriver) -> None:
+    third = replace(FIRST, uuid="GPU-33333333")
+    driver.gpus = [FIRST, SECOND, third]
+    driver.faults = {(HANDLE, SECOND.uuid): NvmlCode.NO_PERMISSION}
+    with driver.source() as source:
+        assert failures(source.read()) == [(None, "no_permission")]
+        driver.gpus = [SECOND, third]
+        reading = read_until_mended(source, reads_before=1)
+        assert failures(reading) == [(None, "no_permission"), (FIRST.uuid, "lost")]
+        driver.gpus = [FIRST, SECOND, third]
+        reading = read_until_mended(source, reads_before=1)
+        assert [gpu.gpu for gpu in reading.gpus] == [FIRST.uuid, third.uuid]
+
+
 def test_a_gpu_that_answers_late_is_read_again_and_its_old_answer_dropped(driver: FakeDriver) -> None:
     with driver.source() as source:
         source.read()

@@ -246,6 +246,8 @@ def test_the_new_name_of_the_usage_wins_over_the_old_one_in_either_order() -> No
             FailureReason.NO_VLLM_METRICS,
             "without any vllm: metric",
         ),
+        (b"# TYPE ray_vllm_x gauge\nray_vllm_x 0.5\n", FailureReason.NOT_VLLM, "Ray's page"),
+        (b'ray_vllm:x{engine="0"} 0.5\n', FailureReason.NOT_VLLM, "Ray's page"),
         (b'{"detail":"Not Found"}', FailureReason.NOT_VLLM, "no metrics page"),
         (bytes(range(256)), FailureReason.NOT_VLLM, "no metrics page"),
     ],
@@ -297,3 +299,14 @@ def test_none_in_the_info_metric_is_absent() -> None:
 def test_a_start_time_that_cannot_be_is_none(value: str) -> None:
     page = read(f"process_start_time_seconds {value}\n" + PAGE)
     assert page.process_start_time_seconds is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_info_metric_that_a_second_process_repeats_empty_takes_nothing_away(order: int) -> None:
+    lines = [
+        f'vllm:cache_config_info{{engine="0",num_gpu_blocks="{blocks}",block_size="16",pid="{pid}"}} 1.0\n'
+        for pid, blocks in ((1, "100"), (2, "None"))
+    ]
+    page = read("# TYPE vllm:cache_config_info gauge\n" + "".join(lines[::order]))
+    assert [engine.num_blocks for engine in page.engines] == [100]
+    assert [problem.reason for problem in page.problems] == [ProblemReason.DUPLICATE_SERIES]

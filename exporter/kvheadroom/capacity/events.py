@@ -15,6 +15,13 @@ COUNTERS = (
 )
 
 
+MAX_SERVERS = 16
+"""That are remembered of one address."""
+
+SEVERAL_SECONDS = 300.0
+"""For so long it is told that several servers answered in turn."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
     """The last that was known of one engine; what a page leaves out stays as it was."""
@@ -32,12 +39,14 @@ class ServerMemory:
 
     Attributes:
         started_at: start time of its process, None where no page has told it.
-        earlier_starts: start times that stood there before.
+        earlier: what stood there before, by its start time.
+        came_back_at: unix seconds when one of those last stood there again.
     """
 
     started_at: float | None = None
-    earlier_starts: tuple[float, ...] = ()
+    earlier: Mapping[float, Mapping[str, EngineMemory]] = field(default_factory=dict)
     engines: Mapping[str, EngineMemory] = field(default_factory=dict)
+    came_back_at: float | None = None
 
 
 def remember(
@@ -51,35 +60,43 @@ def remember(
     """
     if not engines:
         return before, ()
-    now = {a.snapshot.engine: _remembered(before.engines.get(a.snapshot.engine), a) for a in engines}
+    earlier = dict(before.earlier)
     moved = started_at is not None and before.started_at is not None and started_at != before.started_at
-    starts = before.earlier_starts
     if moved and before.started_at is not None:
-        starts = (*(start for start in starts if start != before.started_at), before.started_at)[-8:]
+        earlier[before.started_at] = before.engines
+    # A server that is there again is compared with what it was itself.
+    known = earlier.pop(started_at, None) if moved and started_at is not None else None
+    last = before.engines if known is None else known
+    now = {a.snapshot.engine: _remembered(last.get(a.snapshot.engine), a) for a in engines}
     after = ServerMemory(
         started_at=before.started_at if started_at is None else started_at,
-        earlier_starts=starts,
+        earlier=dict(list(earlier.items())[-MAX_SERVERS:]),
         engines=now,
+        came_back_at=before.came_back_at if known is None else at,
     )
-    known = moved and started_at in before.earlier_starts
-    if not before.engines or known:
+    if not last:
         return after, ()
-    restarted = "its process started anew" if moved else None
-    if restarted is None and started_at is None and _fell(before.engines, engines):
+    restarted = "its process started anew" if moved and known is None else None
+    told_no_start = started_at is None or before.started_at is None
+    if restarted is None and told_no_start and _fell(last, engines):
         restarted = "its counters began anew"
-    changes = list(_changes(before.engines, now))
+    changes = list(_changes(last, now))
     if restarted:
         changes.insert(0, (EventKind.RESTARTED, restarted))
     return after, tuple(Event(at=at, kind=kind, detail=detail) for kind, detail in changes)
 
 
-def is_one_of_several(before: ServerMemory, started_at: float | None) -> bool:
-    """Whether this start time stood there before another one: several servers answer at one address."""
-    return started_at is not None and started_at in before.earlier_starts
+def is_one_of_several(memory: ServerMemory, now: float) -> bool:
+    """Whether, of late, a server stood there again after another one: several answer at one address."""
+    return memory.came_back_at is not None and 0 <= now - memory.came_back_at < SEVERAL_SECONDS
 
 
-def counters_fell(before: ServerMemory, engines: tuple[EngineSnapshot, ...]) -> bool:
-    """Whether a counter of any engine is smaller than it was: another process counts."""
+def counters_fell(
+    before: ServerMemory, started_at: float | None, engines: tuple[EngineSnapshot, ...]
+) -> bool:
+    """Whether a counter of any engine is smaller than it was, and no start time tells the processes apart."""
+    if started_at is not None and started_at != before.started_at:
+        return False
     return any(_counter_fell(before.engines.get(engine.engine), engine) for engine in engines)
 
 

@@ -23,6 +23,7 @@ class GpuSampler:
 
     Args:
         read: called in the sampler's thread, never twice at the same time.
+        mend: called in the same thread after each reading was handed over; it may take long.
         interval_seconds: asked at every tick: a reload may change it.
         deadline_seconds: from asking to publishing; a reading that comes later is dropped.
         publish: called on the event loop.
@@ -31,11 +32,13 @@ class GpuSampler:
     def __init__(
         self,
         read: Callable[[], GpuReading],
+        mend: Callable[[], None],
         interval_seconds: Callable[[], float],
         deadline_seconds: float,
         publish: Callable[[GpuReading], None],
     ) -> None:
         self._read = read
+        self._mend = mend
         self._interval_seconds = interval_seconds
         self._deadline_seconds = deadline_seconds
         self._publish = publish
@@ -93,3 +96,4 @@ class GpuSampler:
             # The loop may have ended while the driver was thinking; then nobody is there to be told.
             with contextlib.suppress(RuntimeError):
                 answer.get_loop().call_soon_threadsafe(answer.set_result, reading)
+            self._mend()

@@ -24,6 +24,7 @@ from kvheadroom.capacity.assessment import (
     assess,
 )
 from kvheadroom.capacity.events import (
+    MAX_SERVERS,
     ServerMemory,
     counters_fell,
     is_one_of_several,
@@ -50,9 +51,6 @@ WAIT_FOR_FACTS_SECONDS = 0.5
 """Enough for a server and a disk that answer, so that the first numbers come with their prediction."""
 ASK_AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Facts are asked for again, ever more slowly, while a source of them fails; another server is asked at once."""
-
-MAX_KNOWN_SERVERS = 4
-"""Facts of the servers that were last seen at one address."""
 
 Identity = tuple[object, ...]
 
@@ -100,7 +98,8 @@ class ReplicaSampler:
         self._failures: Counter[tuple[str, FailureReason]] = Counter(dict(first.failures_total))
         self._memory = ServerMemory()
         self._known: dict[Identity, _Known] = {}
-        self._asking: tuple[Identity, asyncio.Future[Resolution]] | None = None
+        self._asking: _Asking | None = None
+        self._outages = 0
         self._ticks_still = 0
 
     async def tick(self, now: float, *, wait_for_facts: float | None = None) -> None:
@@ -119,12 +118,12 @@ class ReplicaSampler:
             wait_for_facts = min(WAIT_FOR_FACTS_SECONDS, self._last.interval_seconds / 2)
         resolution = await self._facts(page, now, wait_for_facts)
         engines = tuple(self._assess(snapshot, resolution, scrape) for snapshot in page.engines)
-        problems = page.problems
-        if is_one_of_several(self._memory, page.process_start_time_seconds):
-            detail = "several servers answer at this address in turn; give each its own `url`"
-            problems = (*problems, PageProblem(ProblemReason.SEVERAL_SERVERS, detail))
         state = await self._state(page)
         self._memory, happened = remember(self._memory, page.process_start_time_seconds, engines, now)
+        problems = page.problems
+        if is_one_of_several(self._memory, now):
+            detail = "several servers answer at this address in turn; give each its own `url`"
+            problems = (*problems, PageProblem(ProblemReason.SEVERAL_SERVERS, detail))
         after = replace(
             self._last,
             sources=(SourceStatus(source="metrics", failure=None), *resolution.sources),
@@ -138,6 +137,7 @@ class ReplicaSampler:
     async def _tick_failed(self, failure: SourceFailure, now: float) -> None:
         self._count(failure)
         # What answers next may be another server: its facts are asked for once more.
+        self._outages += 1
         for known in self._known.values():
             known.ask_again_at = now
         state = ReplicaState.DOWN
@@ -193,7 +193,7 @@ class ReplicaSampler:
                 await asyncio.sleep(started + (ticks + phase) * interval - time.monotonic())
         finally:
             if self._asking is not None:
-                self._asking[1].cancel()
+                self._asking.answer.cancel()
 
     async def _facts(self, page: VllmPage, now: float, wait_seconds: float) -> Resolution:
         """The facts of the server that gave this page; those known without asking while it is being asked.
@@ -203,41 +203,51 @@ class ReplicaSampler:
         server's are never taken for another's.
         """
         identity = _identity(page)
-        if counters_fell(self._memory, page.engines):
+        if counters_fell(self._memory, page.process_start_time_seconds, page.engines):
+            self._outages += 1
             self._known.pop(identity, None)
         known = self._known.get(identity)
-        if self._asking is None and (known is None or now >= known.ask_again_at):
-            self._asking = identity, asyncio.ensure_future(self._sources.resolve_facts(page))
+        if self._asking is None and (known is None or known.is_to_be_asked(now)):
+            answer = asyncio.ensure_future(self._sources.resolve_facts(page))
+            self._asking = _Asking(page, self._outages, answer)
         if self._asking is not None:
-            await asyncio.wait({self._asking[1]}, timeout=wait_seconds)
-            if self._asking[1].done():
-                (asked_for, asked), self._asking = self._asking, None
-                self._learn(asked_for, asked, now)
+            await asyncio.wait({self._asking.answer}, timeout=wait_seconds)
+            if self._asking.answer.done():
+                asked, self._asking = self._asking, None
+                self._learn(asked, now)
         known = self._known.get(identity)
         return self._sources.facts_unasked(page) if known is None else known.resolution
 
-    def _learn(self, identity: Identity, asked: asyncio.Future[Resolution], now: float) -> None:
-        """Keep an answer; a source that answered before and does not now keeps what it said."""
-        before = self._known.pop(identity, None)
-        attempts = 0 if before is None else before.attempts
+    def _learn(self, asked: "_Asking", now: float) -> None:
+        """Keep an answer; while a source that answered before does not, what was known stays."""
+        identity = _identity(asked.page)
+        before = self._known.get(identity)
+        attempts, answered = (0, frozenset[str]()) if before is None else (before.attempts, before.answered)
         try:
-            resolution = asked.result()
+            resolution = asked.answer.result()
         except Exception as error:
             log.exception("replica %s: its facts could not be found, please report it", self._last.replica)
-            self._count(SourceFailure("facts", FailureReason.INTERNAL, f"a fault of kvheadroom: {error!r}"))
-            if before is not None:
-                self._known[identity] = replace(before, ask_again_at=now + ASK_AGAIN_SECONDS[-1])
-            return
+            failure = SourceFailure("facts", FailureReason.INTERNAL, f"a fault of kvheadroom: {error!r}")
+            unasked = self._sources.facts_unasked(asked.page)
+            resolution = Resolution(
+                unasked.facts, (*unasked.sources, SourceStatus(source="facts", failure=failure))
+            )
         for source in resolution.sources:
             if source.failure is not None:
                 self._count(source.failure)
+        if asked.outages != self._outages:
+            # Another process may have answered before the outage: what stands there now is asked afresh.
+            return
         failed = {source.source for source in resolution.sources if not source.up}
-        if before is not None and any(s.up and s.source in failed for s in before.resolution.sources):
+        # With our own fault nothing was told at all.
+        if before is not None and (failed & answered or "facts" in failed):
             resolution = Resolution(before.resolution.facts, resolution.sources)
+        answered |= {source.source for source in resolution.sources if source.up}
         attempts = attempts + 1 if failed else 0
-        again = ASK_AGAIN_SECONDS[min(attempts, len(ASK_AGAIN_SECONDS)) - 1] if failed else float("inf")
-        self._known[identity] = _Known(resolution, attempts, now + again)
-        while len(self._known) > MAX_KNOWN_SERVERS:
+        again = ASK_AGAIN_SECONDS[min(attempts, len(ASK_AGAIN_SECONDS)) - 1] if failed else math.inf
+        self._known.pop(identity, None)
+        self._known[identity] = _Known(resolution, answered, attempts, now + again)
+        while len(self._known) > MAX_SERVERS:
             del self._known[next(iter(self._known))]
 
     def _assess(self, snapshot: EngineSnapshot, resolution: Resolution, scrape: Scrape) -> Assessment:
@@ -272,13 +282,28 @@ class ReplicaSampler:
         self._board.publish(self._last)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """A question under way, and after how many outages it was asked."""
+
+    page: VllmPage
+    outages: int
+    answer: asyncio.Future[Resolution]
+
+
 @dataclass(slots=True)
 class _Known:
-    """Facts of one server, and when to ask for them again."""
+    """Facts of one server, the sources that have ever told some, and when to ask again."""
 
     resolution: Resolution
+    answered: frozenset[str]
     attempts: int
     ask_again_at: float
+
+    def is_to_be_asked(self, now: float) -> bool:
+        """Whether it is time; also when the clock was set back, so that the time would not come for long."""
+        waits = self.ask_again_at - now
+        return waits <= 0 or ASK_AGAIN_SECONDS[-1] < waits < math.inf
 
 
 def _identity(page: VllmPage) -> Identity:

@@ -73,7 +73,7 @@ async def fetch(
                 if response.status != 200:
                     unavailable = response.status == 503
                     reason = FailureReason.UNAVAILABLE if unavailable else FailureReason.HTTP_STATUS
-                    return failed(reason, _status_text(response))
+                    return failed(reason, _status_text(response, source))
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     return failed(
                         FailureReason.BAD_ANSWER, "the answer is compressed though none was asked for"
@@ -105,9 +105,11 @@ async def fetch(
     return Scrape(bytes(body), taken_at, time.monotonic() - started)
 
 
-def _status_text(response: aiohttp.ClientResponse) -> str:
+def _status_text(response: aiohttp.ClientResponse, source: str) -> str:
     meaning = {
-        401: "the server asks for an API key; set `api_key_file`",
+        401: "something in front of the server asks for credentials (vLLM asks for none here); let kvheadroom pass there"
+        if source == "metrics"
+        else "the server asks for an API key; set `api_key_file`",
         403: "the server refuses",
         404: "there is no such page; is this vLLM's address?",
         503: "the server is not serving at the moment (vLLM answers so while it scales)",

@@ -204,6 +204,7 @@ class NvmlSource:
         self._open_again_at = -math.inf
         self._devices: list[_Device | _Broken] = []
         self._last_index: dict[str, int] = {}
+        self._last_count: int | None = None
         self._reads_since_mended = 0
 
     def read(self) -> GpuReading:
@@ -215,8 +216,6 @@ class NvmlSource:
         driver_absent = False
         if self._open:
             answers += self._read_devices()
-            # Last, so that no healthy GPU waits for a broken one.
-            self._mend()
         elif self._failure is not None:
             # GPUs that were seen before have failed with it; were they missing here, an alert on one would look resolved.
             failure = self._failure
@@ -267,7 +266,9 @@ class NvmlSource:
                 self._open_again_at = now + OPEN_AGAIN_AFTER_SECONDS
             return
         self._devices = [self._open_device(index) for index in range(count)]
-        self._name_the_missing()
+        # Indices move up when a GPU is listed no more; then none tells which GPU it is.
+        self._name_the_missing(by_index=count == self._last_count)
+        self._last_count = count
 
     def _open_device(self, index: int) -> _Device | _Broken:
         """Handle, UUID and name of one GPU; they do not change while NVML stays open."""
@@ -283,7 +284,7 @@ class NvmlSource:
             detail = f"GPU {index}: its UUID or name is no text"
             return _Broken(index, GpuFailure(None, GpuFailureReason.BAD_ANSWER, detail), needs_new_nvml=False)
 
-    def _name_the_missing(self) -> None:
+    def _name_the_missing(self, *, by_index: bool) -> None:
         """Give GPUs without a handle the UUID they had, and keep failing for those that are listed no more.
 
         A GPU that fell off the bus may be missing from the list after a new initialisation. Were it missing
@@ -293,7 +294,7 @@ class NvmlSource:
         missing = {gpu: index for gpu, index in self._last_index.items() if gpu not in opened}
         for position, device in enumerate(self._devices):
             gpu = next((gpu for gpu, index in missing.items() if index == device.index), None)
-            if isinstance(device, _Broken) and gpu is not None:
+            if by_index and isinstance(device, _Broken) and gpu is not None:
                 del missing[gpu]
                 self._devices[position] = replace(device, failure=replace(device.failure, gpu=gpu))
         for gpu, index in missing.items():
@@ -312,6 +313,14 @@ class NvmlSource:
         for device in self._devices:
             # Nothing is asked of a GPU while an earlier call is stuck; what that answers will be old, so it is dropped.
             if isinstance(device, _Device) and not device.is_stuck:
+                if (
+                    device.call is not None
+                    and device.call.answer is not None
+                    and device.call.answer.handle_is_dead
+                ):
+                    # It came too late to be told in its time, and the handle is of no use.
+                    asked.append(device)
+                    continue
                 device.call = _Call(partial(self._ask, device))
                 device.call.wait(BESIDE_AFTER_SECONDS)
                 asked.append(device)
@@ -383,25 +392,33 @@ class NvmlSource:
         device.counts_by_v2 = False
         return memory
 
-    def _mend(self) -> None:
-        """Look again for GPUs without a handle, at a slow pace."""
+    def mend(self) -> None:
+        """Look again for GPUs without a handle, at a slow pace; to be called after each reading.
+
+        It may block for seconds, so a reading is handed over first: no healthy GPU waits for a broken one.
+        """
+        if not self._open:
+            return
         self._reads_since_mended += 1
         broken = [device for device in self._devices if isinstance(device, _Broken)]
         if not broken or self._reads_since_mended < MEND_AFTER_READS:
             return
-        if any(isinstance(device, _Device) and device.is_stuck for device in self._devices):
-            # NVML is not closed under a call that is still in it.
-            return
-        if any(device.needs_new_nvml for device in broken):
+        is_stuck = any(isinstance(device, _Device) and device.is_stuck for device in self._devices)
+        # NVML is not closed under a call that is still in it.
+        if any(device.needs_new_nvml for device in broken) and not is_stuck:
             self.close()
             self._start(self._clock())
             return
         self._reads_since_mended = 0
         self._devices = [
-            self._open_device(device.index) if isinstance(device, _Broken) else device
+            self._open_device(device.index)
+            if isinstance(device, _Broken) and not device.needs_new_nvml
+            else device
             for device in self._devices
         ]
-        self._name_the_missing()
+        self._last_index |= {
+            device.gpu: device.index for device in self._devices if isinstance(device, _Device)
+        }
 
 
 def _check(memory: Any, device: _Device, label: str) -> GpuSnapshot | GpuFailure:

@@ -122,6 +122,8 @@ def _what_is_it(body: bytes) -> SourceFailure:
         detail = "the answer is empty; is this vLLM's /metrics?"
     elif head.startswith(b"<"):
         detail = "the answer is an HTML page; is this vLLM's address?"
+    elif re.search(rb"^(?:# TYPE )?ray_vllm", body, re.MULTILINE):
+        detail = "the answer is Ray's page, which names vLLM's metrics otherwise; give the address of vLLM's own /metrics"
     elif re.search(rb"^# (?:HELP|TYPE) ", body, re.MULTILINE):
         reason = FailureReason.NO_VLLM_METRICS
         detail = (
@@ -202,7 +204,11 @@ def _take(engine: _Engine, name: str, sample: _Sample, problems: list[PageProble
     """Take one sample over."""
     metric, labels, value = sample
     if metric == INFO_METRIC:
-        engine.info = labels
+        if engine.info is not None and engine.info != labels:
+            detail = f"engine {name}: {metric} stands there more than once; the first that tells its blocks is taken"
+            problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
+        if engine.info is None or not engine.info.get("num_gpu_blocks", "").isdigit():
+            engine.info = labels
         return
     engine.model_name = engine.model_name or labels.get("model_name") or None
     if metric == SLEEP_STATE:
