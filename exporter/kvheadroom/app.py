@@ -19,14 +19,8 @@ from kvheadroom.capacity.assessment import (
     ReplicaAssessment,
     SourceStatus,
 )
-from kvheadroom.capacity.facts import (
-    EngineFacts,
-    MissingFact,
-    ModelFiles,
-    OperatorFacts,
-    ServerAnswers,
-    resolve_facts,
-)
+from kvheadroom.capacity.facts import EngineFacts, MissingFact, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ConfigError, ReplicaConfig, read_small_file
@@ -71,7 +65,7 @@ def read_api_key(replica: ReplicaConfig) -> str | None:
 
 
 class Replica:
-    """The sources of one configured replica, as the two callables that the sampler is handed."""
+    """The sources of one configured replica, as the callables that the sampler is handed."""
 
     def __init__(
         self,

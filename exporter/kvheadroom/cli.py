@@ -1,5 +1,7 @@
 """The `kvheadroom` command. The only module that prints or exits.
 
+Long for its help texts, which teach; what the commands do is in the rooms below.
+
 Exit codes: 0 fine; 1 it ran, but something is missing or failed; 2 usage or configuration.
 """
 
@@ -14,7 +16,7 @@ from kvheadroom import __version__
 from kvheadroom.capacity.errors import OperatorError
 
 if TYPE_CHECKING:
-    from kvheadroom.capacity.readings import Scrape, SourceFailure, VllmPage
+    from kvheadroom.capacity.readings import Scrape, SourceFailure
     from kvheadroom.config import Config
 
 DEFAULT_LISTEN = ":9878"
@@ -319,6 +321,7 @@ async def _serve_until_stopped(
 def _inspect(arguments: argparse.Namespace) -> int:
     from kvheadroom.capacity.readings import SourceFailure
     from kvheadroom.outputs.json_report import inspect_report, to_json
+    from kvheadroom.outputs.page_report import page_report
     from kvheadroom.sources.vllm_metrics import parse_page
 
     source: str = arguments.page
@@ -328,7 +331,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(to_json(inspect_report(source, page), indent=2))
     else:
-        _print_page(page)
+        for row in page_report(page):
+            print(row)
     for problem in page.problems:
         print(f"kvheadroom: {source}: {problem.reason}: {problem.detail}", file=sys.stderr)
     return INCOMPLETE if page.problems else OK
@@ -409,29 +413,3 @@ def _plan_line(
     if not isinstance(case, dict):
         return {"id": None, "unknown": "the line is no JSON object"}
     return plan_case(case)
-
-
-def _print_page(page: "VllmPage") -> None:
-    from kvheadroom.outputs.numbers import count, percent
-
-    for e in page.engines:
-        print(f"engine {e.engine}  model {e.model_name or 'not told'}")
-        print(
-            f"  pool      {count(e.num_blocks)} blocks of {count(e.block_size)} tokens, "
-            f"{count(e.pool_tokens)} tokens, {count(e.max_concurrency)} requests of max_model_len"
-        )
-        print(f"  KV dtype  {e.kv_cache_dtype or '–'}")
-        print(f"  in use    {percent(e.kv_usage_ratio)}")
-        print(
-            f"  requests  {count(e.requests_running)} running, {count(e.requests_waiting)} waiting "
-            f"(capacity {count(e.requests_waiting_capacity)}, deferred {count(e.requests_waiting_deferred)})"
-        )
-        print(f"  preempted {count(e.preemptions_total)} times since its start")
-        print(
-            f"  prefix    {count(e.prefix_cache_hits_total)} of {count(e.prefix_cache_queries_total)} tokens "
-            f"hit; connector {count(e.external_prefix_cache_hits_total)} of "
-            f"{count(e.external_prefix_cache_queries_total)}"
-        )
-        print(
-            f"  tokens    {count(e.prompt_tokens_total)} prompt, {count(e.generation_tokens_total)} generated"
-        )

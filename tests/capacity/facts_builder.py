@@ -3,13 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvheadroom.capacity.facts import (
-    EngineFacts,
-    ModelFiles,
-    OperatorFacts,
-    ServerAnswers,
-    resolve_facts,
-)
+from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import EchoedFlags
 
 # 4 layers x 2 (K, V) x 2 KV heads x 32 x 2 B = 1,024 B per token

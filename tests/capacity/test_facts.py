@@ -2,14 +2,8 @@
 
 import pytest
 
-from kvheadroom.capacity.facts import (
-    MissingFact,
-    ModelFiles,
-    OperatorFacts,
-    Origin,
-    ServerAnswers,
-    resolve_facts,
-)
+from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, Origin, ServerAnswers
+from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import parse_release, rules_for

@@ -24,6 +24,7 @@ class Outside:
     def __init__(self) -> None:
         self.reads = 0
         self.mended = 0
+        self.mending_fault: Exception | None = None
         self.at_once = 0
         self.most_at_once = 0
         self.goes_on = threading.Event()
@@ -36,6 +37,8 @@ class Outside:
 
     def mend(self) -> None:
         self.mended += 1
+        if self.mending_fault is not None:
+            raise self.mending_fault
 
     def read(self) -> GpuReading:
         self.reads += 1
@@ -129,6 +132,16 @@ def test_a_fault_of_ours_is_a_failure_and_the_next_tick_reads_again() -> None:
         assert "a fault of kvheadroom: ZeroDivisionError('a bug')" in reading.failures[0].detail
         outside.fault = None
         await outside.until(None)
+
+    sample(test)
+
+
+def test_a_fault_of_ours_in_looking_for_lost_gpus_costs_no_reading() -> None:
+    async def test(outside: Outside) -> None:
+        outside.mending_fault = ZeroDivisionError("a bug")
+        for _ in range(3):
+            assert await outside.next_reason() is None
+        assert outside.mended >= 2
 
     sample(test)
 

@@ -14,7 +14,8 @@ from kvheadroom.capacity.assessment import (
     SourceStatus,
     assess,
 )
-from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers, resolve_facts
+from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
 from kvheadroom.capacity.readings import FailureReason, SourceFailure, VllmPage
 from kvheadroom.sources.vllm_metrics import parse_page

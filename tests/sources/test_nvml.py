@@ -9,7 +9,8 @@ import pynvml  # type: ignore[import-untyped]  # NVIDIA ships no types
 import pytest
 
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
-from kvheadroom.sources.nvml import MEND_AFTER_READS, NvmlCode, NvmlSource
+from kvheadroom.sources.nvml import NvmlSource
+from kvheadroom.sources.nvml_codes import MEND_AFTER_READS, NvmlCode
 from tests.doubles.fake_nvml import (
     ANY,
     MEMORY_V1,

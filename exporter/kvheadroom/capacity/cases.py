@@ -14,8 +14,8 @@ from kvheadroom.capacity.facts import (
     ModelFiles,
     OperatorFacts,
     ServerAnswers,
-    resolve_facts,
 )
+from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import ALIASES, CPU, GPUS
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool

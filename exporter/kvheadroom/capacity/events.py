@@ -78,7 +78,7 @@ def remember(
         return after, ()
     restarted = "its process started anew" if moved and known is None else None
     told_no_start = started_at is None or before.started_at is None
-    if restarted is None and told_no_start and _fell(last, engines):
+    if restarted is None and told_no_start and _any_fell(last, tuple(a.snapshot for a in engines)):
         restarted = "its counters began anew"
     changes = list(_changes(last, now))
     if restarted:
@@ -97,7 +97,7 @@ def counters_fell(
     """Whether a counter of any engine is smaller than it was, and no start time tells the processes apart."""
     if started_at is not None and started_at != before.started_at:
         return False
-    return any(_counter_fell(before.engines.get(engine.engine), engine) for engine in engines)
+    return _any_fell(before.engines, engines)
 
 
 def progress(engines: tuple[EngineSnapshot, ...]) -> tuple[tuple[float | None, ...], ...]:
@@ -122,8 +122,8 @@ def _remembered(before: EngineMemory | None, engine: Assessment) -> EngineMemory
     )
 
 
-def _fell(before: Mapping[str, EngineMemory], engines: tuple[Assessment, ...]) -> bool:
-    return any(_counter_fell(before.get(a.snapshot.engine), a.snapshot) for a in engines)
+def _any_fell(before: Mapping[str, EngineMemory], engines: tuple[EngineSnapshot, ...]) -> bool:
+    return any(_counter_fell(before.get(engine.engine), engine) for engine in engines)
 
 
 def _counter_fell(before: EngineMemory | None, engine: EngineSnapshot) -> bool:

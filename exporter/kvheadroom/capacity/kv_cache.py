@@ -198,9 +198,6 @@ def _latent_block_size(facts: EngineFacts, dtype_bytes: int) -> int:
     return 32 if major == 10 else 16
 
 
-# Bytes that one token's latent vector takes in one layer, by the layout of the backend
-# (model_executor/layers/attention/mla_attention.py, 0.33.0): packed rows carry their scales and an unquantized rope part.
-_PACKED_ROWS = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _FP8 = frozenset({"fp8", "fp8_e4m3"})
 
 
@@ -208,7 +205,9 @@ def _sparse_row(facts: EngineFacts, model: ModelGeometry, attention: SparseAtten
     """(bytes of one token in one layer, the type of the cache as vLLM reports it).
 
     Backends by GPU generation: platforms/cuda.py; what `auto` becomes: models/config.py (GlmMoeDsa, since
-    0.32) and utils/torch_utils.py. The packed rows are those of a 512 + 64 vector.
+    0.32) and utils/torch_utils.py. The packed rows (656 and 352
+    bytes, model_executor/layers/attention/mla_attention.py, 0.33.0) are those of a 512 + 64 vector: they carry their scales and
+    an unquantized rope part.
     """
     elements = attention.kv_lora_rank + attention.qk_rope_head_dim
     if facts.capability is None:

@@ -3,17 +3,20 @@
 A driver call can block for seconds, or for ever, and cannot be broken off. So the reading is done by a
 daemon thread: the event loop goes on, and the end of the process waits for nobody.
 
-The sampler knows no source: it is handed a callable that blocks and one that takes the reading.
+The sampler knows no source: it is handed callables that block and one that takes the reading.
 """
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
+
+log = logging.getLogger(__name__)
 
 Answer = asyncio.Future[GpuReading]
 
@@ -96,4 +99,7 @@ class GpuSampler:
             # The loop may have ended while the driver was thinking; then nobody is there to be told.
             with contextlib.suppress(RuntimeError):
                 answer.get_loop().call_soon_threadsafe(answer.set_result, reading)
-            self._mend()
+            try:
+                self._mend()
+            except Exception:
+                log.exception("looking for lost GPUs failed, please report it")

@@ -1,6 +1,6 @@
 """One replica, tick by tick: scrape, resolve facts when they may have changed, assess, publish.
 
-The sampler knows no source: it is handed two callables. It is stepped by `tick(now)`, so tests need no
+The sampler knows no source: it is handed callables. It is stepped by `tick(now)`, so tests need no
 clock; `run` adds the clock.
 """
 

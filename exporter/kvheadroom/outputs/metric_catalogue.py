@@ -222,7 +222,7 @@ SOURCE_UP = Metric(
     "gauge",
     ("replica", "source"),
     "1 if the source answered usefully when last asked, else 0: metrics, version, models, model_files of a "
-    "replica; nvml, with an empty replica, of this machine (absent where there is no NVIDIA driver).",
+    "replica (facts: 0 after a fault of kvheadroom in finding them); nvml, with an empty replica, of this machine (absent where there is no NVIDIA driver).",
 )
 SOURCE_FAILURES = Metric(
     "source_failures_total",

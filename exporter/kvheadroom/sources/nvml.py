@@ -3,9 +3,6 @@
 One memory call per GPU and reading; handles stay open in between. A call can block for ever and cannot be broken off, so
 each GPU's is made in a daemon thread: the one that is slow fails alone, and nobody waits for it. CUDA is never touched: asking it would
 open a context of several hundred MiB on the GPU that is being watched.
-
-Codes and their meaning are those of `nvml.h` (13.5). What a call fails with concerns one GPU, except for
-the codes of `_HANDLE_IS_DEAD`: after those only a new initialisation gives a working handle.
 """
 
 import contextlib
@@ -14,20 +11,24 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import partial
 from typing import Any
 
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
+from kvheadroom.sources.nvml_codes import (
+    HANDLE_IS_DEAD,
+    MEND_AFTER_READS,
+    NO_MIG,
+    NO_V2,
+    NvmlCode,
+    failed,
+)
 
 LOOK_AGAIN_AFTER_SECONDS = 60.0
 """A machine without a driver rarely gets one while we run, yet an operator may install it."""
 
 OPEN_AGAIN_AFTER_SECONDS = 15.0
 """A driver that is there and does not start is often in the middle of an upgrade."""
-
-MEND_AFTER_READS = 12
-"""A minute at five-second ticks. A new initialisation may take seconds and drops every handle."""
 
 BESIDE_AFTER_SECONDS = 0.05
 """GPUs are asked one after the other, as the driver serves them; one that takes longer is not waited for yet."""
@@ -37,90 +38,6 @@ ANSWER_SECONDS = 2.0
 
 SUM_TOLERANCE = 0.01
 """Of the total. The parts are not all read at the same instant; nonsense is further off than this."""
-
-
-class NvmlCode(IntEnum):
-    """The values of `nvmlReturn_t` that have a meaning here."""
-
-    UNINITIALIZED = 1
-    INVALID_ARGUMENT = 2
-    NOT_SUPPORTED = 3
-    NO_PERMISSION = 4
-    DRIVER_NOT_LOADED = 9
-    TIMEOUT = 10
-    LIBRARY_NOT_FOUND = 12
-    FUNCTION_NOT_FOUND = 13
-    GPU_IS_LOST = 15
-    RESET_REQUIRED = 16
-    LIB_RM_VERSION_MISMATCH = 18
-    ARGUMENT_VERSION_MISMATCH = 25
-    GPU_NOT_FOUND = 28
-    UNKNOWN = 999
-
-
-_MEANING: dict[int, tuple[GpuFailureReason, str]] = {
-    NvmlCode.NOT_SUPPORTED: (
-        GpuFailureReason.NOT_SUPPORTED,
-        (
-            "it has no memory of its own that the driver could count (unified memory); the host's memory is "
-            "not read in its place yet"
-        ),
-    ),
-    NvmlCode.NO_PERMISSION: (
-        GpuFailureReason.NO_PERMISSION,
-        "run kvheadroom as a user, or in a container, that is allowed to use this GPU",
-    ),
-    NvmlCode.DRIVER_NOT_LOADED: (
-        GpuFailureReason.DRIVER_NOT_LOADED,
-        (
-            "the driver is installed and not loaded: load it with `modprobe nvidia` as root; in a container, "
-            "start kvheadroom with the NVIDIA runtime"
-        ),
-    ),
-    NvmlCode.TIMEOUT: (GpuFailureReason.TIMEOUT, "the driver itself gave up waiting for the GPU"),
-    NvmlCode.GPU_IS_LOST: (
-        GpuFailureReason.LOST,
-        (
-            "it fell off the bus: look for Xid in the kernel log; it is looked for again every "
-            f"{MEND_AFTER_READS} readings"
-        ),
-    ),
-    NvmlCode.RESET_REQUIRED: (
-        GpuFailureReason.RESET_REQUIRED,
-        (
-            "end whatever has the GPU open, kvheadroom included, and reset it with `nvidia-smi --gpu-reset`, "
-            "or restart the machine"
-        ),
-    ),
-    NvmlCode.LIB_RM_VERSION_MISMATCH: (
-        GpuFailureReason.DRIVER_MISMATCH,
-        (
-            "the driver's library and its kernel module are of different releases, as after an upgrade: "
-            "reload the module or restart the machine, then restart kvheadroom"
-        ),
-    ),
-    NvmlCode.GPU_NOT_FOUND: (GpuFailureReason.LOST, "the driver does not know it any more"),
-    NvmlCode.UNKNOWN: (
-        GpuFailureReason.UNKNOWN,
-        (
-            "in a container this is what losing the devices looks like, as after `systemctl daemon-reload` "
-            "on the host: restart the container"
-        ),
-    ),
-}
-
-_HANDLE_IS_DEAD = {
-    NvmlCode.UNINITIALIZED,
-    NvmlCode.INVALID_ARGUMENT,
-    NvmlCode.DRIVER_NOT_LOADED,
-    NvmlCode.GPU_IS_LOST,
-    NvmlCode.LIB_RM_VERSION_MISMATCH,
-    NvmlCode.GPU_NOT_FOUND,
-}
-
-_NO_V2 = {NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH}
-
-_NO_MIG = {NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +179,7 @@ class NvmlSource:
             if error.value == NvmlCode.LIBRARY_NOT_FOUND and not self._last_index:
                 self._open_again_at = now + LOOK_AGAIN_AFTER_SECONDS
             else:
-                self._failure = _failed(error, None, "the NVIDIA driver")
+                self._failure = failed(error, None, "the NVIDIA driver")
                 self._open_again_at = now + OPEN_AGAIN_AFTER_SECONDS
             return
         self._devices = [self._open_device(index) for index in range(count)]
@@ -279,7 +196,7 @@ class NvmlSource:
         except nvml.NVMLError as error:
             # A GPU of somebody else's stays forbidden; the handles of ours are not given up for it.
             needs_new_nvml = error.value != NvmlCode.NO_PERMISSION
-            return _Broken(index, _failed(error, None, f"GPU {index}"), needs_new_nvml)
+            return _Broken(index, failed(error, None, f"GPU {index}"), needs_new_nvml)
         except UnicodeDecodeError:
             detail = f"GPU {index}: its UUID or name is no text"
             return _Broken(index, GpuFailure(None, GpuFailureReason.BAD_ANSWER, detail), needs_new_nvml=False)
@@ -357,7 +274,7 @@ class NvmlSource:
                 return _Answer(GpuFailure(device.gpu, GpuFailureReason.NOT_SUPPORTED, detail))
             return _Answer(_check(self._read_memory(device), device, label))
         except self._nvml.NVMLError as error:
-            return _Answer(_failed(error, device.gpu, label), error.value in _HANDLE_IS_DEAD)
+            return _Answer(failed(error, device.gpu, label), error.value in HANDLE_IS_DEAD)
         except Exception as error:  # noqa: BLE001  whatever it is, it is counted and somebody waits for an answer
             detail = f"{label}: a fault of kvheadroom: {error!r}"
             return _Answer(GpuFailure(device.gpu, GpuFailureReason.INTERNAL, detail))
@@ -368,7 +285,7 @@ class NvmlSource:
         try:
             return bool(self._nvml.nvmlDeviceGetMigMode(device.handle)[0])
         except self._nvml.NVMLError as error:
-            if error.value not in _NO_MIG:
+            if error.value not in NO_MIG:
                 raise
             device.knows_mig = False
             return False
@@ -383,7 +300,7 @@ class NvmlSource:
                 # Under WSL the v2 call ends in an unknown error; from a GPU that has answered it before,
                 # the same error is a fault.
                 under_wsl = error.value == NvmlCode.UNKNOWN and device.counts_by_v2 is None
-                if error.value not in _NO_V2 and not under_wsl:
+                if error.value not in NO_V2 and not under_wsl:
                     raise
             else:
                 device.counts_by_v2 = True
@@ -442,8 +359,3 @@ def _check(memory: Any, device: _Device, label: str) -> GpuSnapshot | GpuFailure
         free_bytes=free,
         accounting="v1" if reserved is None else "v2",
     )
-
-
-def _failed(error: Any, gpu: str | None, label: str) -> GpuFailure:
-    reason, meaning = _MEANING.get(error.value, (GpuFailureReason.UNKNOWN, "compare with `nvidia-smi`"))
-    return GpuFailure(gpu, reason, f"{label}: {str(error).rstrip('.')} (NVML {error.value}): {meaning}")

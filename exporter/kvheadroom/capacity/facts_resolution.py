@@ -1,0 +1,252 @@
+"""From everything that was said about an engine to its facts.
+
+Precedence of a flag: echoed by the running engine > the operator's config > vLLM's default of the
+release, which is marked assumed. Facts are replaced as a whole, never patched.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from kvheadroom.capacity.facts import (
+    UNMODELLED_FLAGS,
+    EngineFacts,
+    Fact,
+    MissingFact,
+    ModelFiles,
+    OperatorFacts,
+    Origin,
+    ServerAnswers,
+)
+from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
+from kvheadroom.capacity.model_geometry import (
+    ModelGeometry,
+    SparseAttention,
+    UnknownGeometry,
+    read_geometry,
+)
+from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.refusals import StartFlags, refusals
+from kvheadroom.capacity.release_rules import rules_for
+
+T = TypeVar("T")
+
+DEFAULT_OVERHEAD_BYTES = 12 * 10**9
+
+
+def resolve_facts(
+    *,
+    operator: OperatorFacts,
+    answers: ServerAnswers,
+    echoed: EchoedFlags,
+    model_files: ModelFiles | None,
+    model_files_missing: MissingFact | None = None,
+) -> EngineFacts:
+    """Facts of one engine from everything that was said about it.
+
+    Args:
+        model_files_missing: why `model_files` is None.
+    """
+    flags = operator.flags
+    rules = rules_for(answers.version)
+    missing: list[MissingFact] = []
+    obstacles: list[str] = []
+
+    platform, hbm_bytes = _hardware(operator)
+    model: ModelGeometry | None = None
+    if model_files is None:
+        if model_files_missing is not None:
+            missing.append(model_files_missing)
+    else:
+        geometry = read_geometry(model_files.config)
+        if isinstance(geometry, UnknownGeometry):
+            obstacles.append(geometry.reason)
+        else:
+            model = geometry
+
+    obstacles += _unmodelled(flags, echoed, model)
+    draft_layers = _draft_layers(flags, model)
+    if isinstance(draft_layers, str):
+        obstacles.append(draft_layers)
+        draft_layers = Fact(0, Origin.CONFIG)
+    kv_cache_memory_bytes = _optional(echoed.kv_cache_memory_bytes, flags.get("kv_cache_memory_bytes"))
+    override = _optional(echoed.num_gpu_blocks_override, flags.get("num_gpu_blocks_override"))
+    weights_bytes = _weights(operator, model_files)
+    if kv_cache_memory_bytes is None and override is None:
+        missing += _missing_for_pool(platform, hbm_bytes, weights_bytes)
+
+    max_model_len = _optional(answers.max_model_len, flags.get("max_model_len"), Origin.SERVER)
+    if max_model_len is None and model is not None and model.longest_context is not None:
+        max_model_len = Fact(
+            model.longest_context, Origin.ASSUMED, f"{model.longest_context} (the longest of config.json)"
+        )
+    if max_model_len is None:
+        missing.append(
+            MissingFact(
+                "max_model_len",
+                "the server did not tell it at /v1/models",
+                "set `flags: {max_model_len: N}`, or `api_key_file` if the server asks for a key",
+            )
+        )
+
+    default_block_size = 128 if platform.value == CPU else 16
+    facts = EngineFacts(
+        rules=rules,
+        version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
+        model_folder=None
+        if model_files is None
+        else Fact(
+            model_files.folder,
+            Origin.ASSUMED if model_files.assumed_because else Origin.MODEL_FILES,
+            model_files.assumed_because,
+        ),
+        model=model,
+        max_model_len=max_model_len,
+        platform=platform,
+        capability=None if operator.gpu is None or operator.gpu == CPU else GPUS[operator.gpu].capability,
+        tensor_parallel_size=_flag(None, flags.get("tensor_parallel_size"), 1),
+        pipeline_parallel_size=_flag(None, flags.get("pipeline_parallel_size"), 1),
+        decode_context_parallel_size=_flag(None, flags.get("decode_context_parallel_size"), 1),
+        prefill_context_parallel_size=_flag(None, flags.get("prefill_context_parallel_size"), 1),
+        kv_cache_dtype=_flag(echoed.kv_cache_dtype, flags.get("kv_cache_dtype"), "auto"),
+        dtype=_flag(None, flags.get("dtype"), "auto"),
+        draft_layers=draft_layers,
+        attention_backend=flags.get("attention_backend"),
+        block_size=_flag(echoed.block_size, flags.get("block_size"), default_block_size),
+        gpu_memory_utilization=_flag(
+            echoed.gpu_memory_utilization,
+            flags.get("gpu_memory_utilization"),
+            rules.default_gpu_memory_utilization,
+        ),
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        num_gpu_blocks_override=override,
+        hbm_bytes=hbm_bytes,
+        weights_bytes=weights_bytes,
+        overhead_bytes=Fact(operator.overhead_bytes, Origin.CONFIG)
+        if operator.overhead_bytes is not None
+        else Fact(
+            DEFAULT_OVERHEAD_BYTES,
+            Origin.ASSUMED,
+            f"{DEFAULT_OVERHEAD_BYTES / 1e9:g} GB (`overhead_gb`, a guess until it is measured)",
+        ),
+        unmodelled_defaults=tuple(
+            name
+            for name in UNMODELLED_FLAGS
+            if name not in flags
+            and not (name == "kv_cache_dtype_skip_layers" and echoed.kv_cache_dtype_skip_layers is not None)
+        ),
+        missing=tuple(missing),
+        obstacles=tuple(obstacles),
+    )
+    if model is None:
+        return facts
+    return replace(
+        facts,
+        refused=refusals(
+            model,
+            StartFlags(
+                parallelism=facts.parallelism,
+                platform=platform.value,
+                capability=facts.capability,
+                kv_cache_dtype=facts.kv_cache_dtype.value,
+                attention_backend=facts.attention_backend,
+                block_size=None if facts.block_size.assumed else facts.block_size.value,
+            ),
+        ),
+    )
+
+
+def _unmodelled(flags: Mapping[str, Any], echoed: EchoedFlags, model: ModelGeometry | None) -> Iterator[str]:
+    sparse = model is not None and isinstance(model.attention, SparseAttention)
+    for name, (off, _) in UNMODELLED_FLAGS.items():
+        if flags.get(name, off) not in (off, None) and not (name == "attention_backend" and sparse):
+            yield f"the flag {name}={flags[name]!r} is not modelled by this version"[:200]
+    if echoed.kv_cache_dtype_skip_layers:
+        skipped = ",".join(echoed.kv_cache_dtype_skip_layers)
+        yield f"the flag kv_cache_dtype_skip_layers={skipped} is not modelled by this version"[:200]
+
+
+def _draft_layers(flags: Mapping[str, Any], model: ModelGeometry | None) -> Fact[int] | str:
+    """Layers that speculative decoding adds to the cache; a string says why it is not known."""
+    if "speculative_config" not in flags:
+        return Fact(0, Origin.DEFAULT, "none (vLLM's default)")
+    speculative = flags["speculative_config"]
+    if speculative is None:
+        return Fact(0, Origin.CONFIG)
+    method = speculative.get("method") if isinstance(speculative, Mapping) else None
+    if method == "ngram":
+        return Fact(0, Origin.CONFIG)
+    if method == "mtp" and model is not None and model.mtp_layers == 1:
+        # One layer, however many tokens are predicted with it.
+        return Fact(1, Origin.CONFIG)
+    return f"the flag speculative_config={speculative!r} is not modelled by this version"[:200]
+
+
+def _missing_for_pool(
+    platform: Fact[str], hbm_bytes: Fact[int] | None, weights_bytes: Fact[int] | None
+) -> list[MissingFact]:
+    """What is missing where the pool is what memory leaves over."""
+    if platform.value == CPU:
+        return [
+            MissingFact(
+                "kv_cache_memory_bytes",
+                "on a CPU vLLM sizes the pool from the memory that its process happens to leave",
+                "start vLLM with --kv-cache-memory-bytes N, or set "
+                "`flags: {kv_cache_memory_bytes: N}` (VLLM_CPU_KVCACHE_SPACE x 1073741824)",
+            )
+        ]
+    missing = []
+    if hbm_bytes is None:
+        missing.append(
+            MissingFact(
+                "hbm_bytes",
+                "neither the size of the pool nor that of the GPU's memory is known",
+                "set `gpu: B200` (or another name of the catalogue), or `hbm_bytes: N` "
+                "(torch.cuda.mem_get_info()[1])",
+            )
+        )
+    if weights_bytes is None:
+        missing.append(
+            MissingFact(
+                "weights_bytes",
+                "there is no model.safetensors.index.json with a total_size in the model's folder",
+                "set `weights_bytes: N` (the sum of the sizes of the *.safetensors files)",
+            )
+        )
+    return missing
+
+
+def _flag(echoed: T | None, configured: T | None, default: T) -> Fact[T]:
+    if echoed is not None:
+        return Fact(echoed, Origin.ECHOED)
+    if configured is not None:
+        return Fact(configured, Origin.CONFIG)
+    return Fact(default, Origin.DEFAULT, f"{default} (vLLM's default)")
+
+
+def _optional(
+    echoed: int | None, configured: int | None, echo_origin: Origin = Origin.ECHOED
+) -> Fact[int] | None:
+    if echoed is not None:
+        return Fact(echoed, echo_origin)
+    return None if configured is None else Fact(configured, Origin.CONFIG)
+
+
+def _hardware(operator: OperatorFacts) -> tuple[Fact[str], Fact[int] | None]:
+    hbm = None if operator.hbm_bytes is None else Fact(operator.hbm_bytes, Origin.CONFIG)
+    if operator.gpu is None:
+        return Fact("cuda", Origin.ASSUMED, "an NVIDIA GPU (set `gpu: CPU` for vLLM's CPU backend)"), hbm
+    if operator.gpu == CPU:
+        return Fact(CPU, Origin.CONFIG), hbm
+    gpu = GPUS[operator.gpu]
+    if hbm is None and gpu.cuda_total_bytes is not None:
+        hbm = Fact(gpu.cuda_total_bytes, Origin.ASSUMED, f"{gpu.cuda_total_bytes} ({gpu.source})")
+    return Fact("cuda", Origin.CONFIG), hbm
+
+
+def _weights(operator: OperatorFacts, model_files: ModelFiles | None) -> Fact[int] | None:
+    if operator.weights_bytes is not None:
+        return Fact(operator.weights_bytes, Origin.CONFIG)
+    if model_files is not None and model_files.weights_bytes is not None:
+        return Fact(model_files.weights_bytes, Origin.MODEL_FILES)
+    return None
