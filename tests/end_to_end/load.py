@@ -91,7 +91,9 @@ class _Load:
         began_at = time.monotonic()
         deadline = began_at + self._shape.deadline_seconds
         timeout = aiohttp.ClientTimeout(total=self._shape.deadline_seconds)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        # A connection for each request: one that is kept may be closed by vLLM (after 5 s) just as a starved client uses it.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             clients = [asyncio.create_task(self._client(session)) for _ in range(self._shape.clients)]
             try:
                 while not self.report.reached and time.monotonic() < deadline:

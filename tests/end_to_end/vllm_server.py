@@ -192,7 +192,10 @@ class VllmServer:
             "VLLM_HOST_IP": "127.0.0.1",
             "GLOO_SOCKET_IFNAME": "lo",
             "no_proxy": "127.0.0.1,localhost",
-            "VLLM_CPU_OMP_THREADS_BIND": "auto",
+            # One computing thread: OpenMP's threads spin while they wait, and on two cores they starved vLLM's own front
+            # end until a request had ended, so that every scrape saw the engine idle.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
             "VLLM_CACHE_ROOT": str(cache_folder() / "vllm-cache"),
         }
         if self._dev_mode:
