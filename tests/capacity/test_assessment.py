@@ -10,11 +10,14 @@ from kvheadroom.capacity.assessment import (
     Reading,
     ReplicaAssessment,
     assess,
+    contradictions,
     withhold_stale,
 )
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
+from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot, ProblemReason, VllmPage
+from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import facts
+from tests.conftest import capture, capture_names
 
 # The pool of the recorded tiny server: 128 blocks of 32 tokens.
 SNAPSHOT = EngineSnapshot(
@@ -135,6 +138,94 @@ def test_with_context_parallelism_a_block_holds_more_tokens_than_one_gpu_stores(
     assert seen.block_size == 128
     assert seen.pool_bytes == 128 * 16 * 1024
     assert seen.used_tokens == 100 * 128
+
+
+# Pages of before 0.32, which tell a block's tokens by the label block_size alone.
+LABEL_ONLY = replace(SNAPSHOT, attention_block_size=None)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "pool_tokens", "told"),
+    [
+        (4, 128 * 32, "128 blocks of block_size 4 are 512 tokens, and kv_cache_size_tokens says 4,096"),
+        # A hybrid's blocks were enlarged, and the label kept the size of before.
+        (
+            16,
+            128 * 1056,
+            "128 blocks of block_size 16 are 2,048 tokens, and kv_cache_size_tokens says 135,168",
+        ),
+        (64, 128 * 32, "128 blocks of block_size 64 are 8,192 tokens, and kv_cache_size_tokens says 4,096"),
+    ],
+)
+def test_a_block_size_that_contradicts_the_pools_tokens_is_told_and_nothing_is_made_of_it(
+    block_size: int, pool_tokens: int, told: str
+) -> None:
+    result = assess_at(replace(LABEL_ONLY, block_size=block_size, pool_tokens=pool_tokens))
+    seen = result.observation
+    assert (seen.used_tokens, seen.free_tokens, seen.pool_bytes, seen.block_size) == (None,) * 4
+    assert (seen.num_blocks, seen.pool_tokens, seen.used_blocks) == (128, pool_tokens, 100)
+    (problem,) = contradictions((result,))
+    assert problem.reason is ProblemReason.CONTRADICTION
+    assert problem.detail.startswith(f"engine 0: {told}: ")
+    # Only max_model_len is counted, from vLLM's own concurrency: 128 blocks / 2.0.
+    blocks = {row.session_tokens: row.blocks_per_session for row in result.sessions}
+    assert blocks == {97: None, 1000: None, 2048: 64}
+
+
+@pytest.mark.parametrize(
+    ("block_size", "max_model_len", "pool_tokens"),
+    [
+        (32, 2048, 4096),
+        # 1,000 tokens take 32 blocks of 32: int(128 / 32 * 1000); older releases said 128 * 32.
+        (32, 1000, 4000),
+        (32, 1000, 4096),
+        # 41 tokens take 2 blocks: int(128 / 2 * 41)
+        (32, 41, 2624),
+        (32, None, 4000),
+    ],
+)
+def test_a_block_size_that_agrees_with_the_pools_tokens_is_used(
+    block_size: int, max_model_len: int | None, pool_tokens: int
+) -> None:
+    engine_facts = facts(gpu="cpu", echoed=SNAPSHOT.echoed, max_model_len=max_model_len)
+    result = assess_at(replace(LABEL_ONLY, block_size=block_size, pool_tokens=pool_tokens), engine_facts)
+    assert contradictions((result,)) == ()
+    assert (result.observation.used_tokens, result.observation.pool_bytes) == (3200, 128 * 32 * 1024)
+
+
+def test_before_0_32_the_label_is_what_one_gpu_stores_of_a_block() -> None:
+    shared = facts(
+        gpu="H200",
+        echoed=SNAPSHOT.echoed,
+        flags={"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
+    )
+    result = assess_at(replace(LABEL_ONLY, pool_tokens=2 * 4096), shared)
+    assert contradictions((result,)) == ()
+    assert (result.observation.block_size, result.observation.used_tokens) == (64, 6400)
+
+
+def test_data_parallel_engines_with_a_few_blocks_more_or_less_are_no_contradiction() -> None:
+    # 64 and 66 blocks, told as 130 for both; the tokens are those of the first.
+    seen = replace(LABEL_ONLY, num_blocks=65, pool_tokens=2048, max_concurrency=1.0)
+    assert contradictions((assess_at(replace(seen, blocks_are_shared=True)),)) == ()
+    wrong = replace(seen, blocks_are_shared=True, block_size=4)
+    assert len(contradictions((assess_at(wrong),))) == 1
+
+
+@pytest.mark.parametrize("with_label_only", [False, True])
+@pytest.mark.parametrize("name", [n for n in capture_names() if n.startswith(("gqa", "dp2", "offload"))])
+def test_no_recorded_page_of_a_pool_with_one_group_contradicts_itself(
+    name: str, *, with_label_only: bool
+) -> None:
+    page = parse_page(capture(name))
+    assert isinstance(page, VllmPage)
+    for engine in page.engines:
+        length = round((engine.pool_tokens or 0) / (engine.max_concurrency or 1))
+        known = facts(gpu="cpu", echoed=engine.echoed, max_model_len=length)
+        snapshot = replace(engine, attention_block_size=None) if with_label_only else engine
+        result = assess_at(snapshot, known)
+        assert contradictions((result,)) == ()
+        assert result.observation.block_size == 32
 
 
 def test_up_to_0_10_1_the_usage_counts_the_null_block() -> None:

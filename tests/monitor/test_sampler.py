@@ -345,6 +345,30 @@ def test_problems_of_a_page_go_with_the_page(outside: Outside) -> None:
     assert outside.tick(REFUSED).problems == ()
 
 
+def test_a_contradiction_within_a_page_is_a_problem_of_the_replica(outside: Outside) -> None:
+    told = replace(ENGINE, block_size=4, pool_tokens=4096)
+    replica = outside.tick(replace(PAGE, engines=(told,)))
+    assert [problem.reason for problem in replica.problems] == [ProblemReason.CONTRADICTION]
+    # A page that says otherwise of its blocks than another has not changed its pool.
+    assert outside.tick(replace(PAGE, engines=(told,))).events == ()
+
+
+def test_a_problem_is_logged_when_its_kind_comes_up_and_on_one_line(
+    outside: Outside, caplog: pytest.LogCaptureFixture
+) -> None:
+    def with_problem(detail: str) -> VllmPage:
+        return replace(PAGE, problems=(PageProblem(ProblemReason.BAD_VALUE, detail),))
+
+    outside.tick(with_problem("-0.25 dropped\nERROR forged"))
+    outside.tick(with_problem("-0.5 dropped"))
+    outside.tick(PAGE)
+    outside.tick(with_problem("-0.75 dropped"))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "replica r: bad_value: -0.25 dropped\N{REPLACEMENT CHARACTER}ERROR forged",
+        "replica r: bad_value: -0.75 dropped",
+    ]
+
+
 def test_counters_that_rise_or_stay_are_no_restart(outside: Outside) -> None:
     for count in (0.0, 5.0, 5.0, 900.0):
         replica = outside.tick(working(prompt_tokens_total=count))

@@ -13,7 +13,13 @@ from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.prediction import Prediction, predict
-from kvheadroom.capacity.readings import EngineSnapshot, FailureReason, PageProblem, SourceFailure
+from kvheadroom.capacity.readings import (
+    EngineSnapshot,
+    FailureReason,
+    PageProblem,
+    ProblemReason,
+    SourceFailure,
+)
 from kvheadroom.capacity.sessions import SessionCapacity, count_sessions
 
 STALE_AFTER_TICKS = 3
@@ -212,6 +218,15 @@ def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
         observation=observation,
         sessions=count_sessions(facts, prediction, observation, session_tokens),
         difference=compare(prediction, observation),
+    )
+
+
+def contradictions(engines: tuple[Assessment, ...]) -> tuple[PageProblem, ...]:
+    """What engines say of themselves that cannot all be true."""
+    return tuple(
+        PageProblem(ProblemReason.CONTRADICTION, f"engine {a.snapshot.engine}: {a.observation.contradiction}")
+        for a in engines
+        if a.observation.contradiction is not None
     )
 
 

@@ -108,8 +108,10 @@ def progress(engines: tuple[EngineSnapshot, ...]) -> tuple[tuple[float | None, .
 def _remembered(before: EngineMemory | None, engine: Assessment) -> EngineMemory:
     before = before or EngineMemory()
     counters = {name: getattr(engine.snapshot, name) for name in COUNTERS}
-    seen, facts = engine.observation, engine.facts
-    pool = None if seen.num_blocks is None else f"{seen.num_blocks:,} blocks of {seen.block_size}"
+    seen, facts = engine.snapshot, engine.facts
+    # As the page says it: what is made of it changes with what else is known.
+    block_size = seen.attention_block_size or seen.block_size
+    pool = None if seen.num_blocks is None else f"{seen.num_blocks:,} blocks of {block_size}"
     # Only what the server says itself: a guess that gives way to knowledge is no change of the server.
     told = facts.max_model_len is not None and facts.max_model_len.origin is Origin.SERVER
     length = f"{facts.max_model_len.value:,}" if told and facts.max_model_len is not None else None

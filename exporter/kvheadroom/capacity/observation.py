@@ -13,11 +13,13 @@ class Observation:
 
     Attributes:
         num_blocks: with the null block; usable_blocks is one less.
-        block_size: tokens per block of the full-attention group.
+        block_size: tokens per block of the full-attention group, context parallelism included; None where what
+            the page says of it cannot be.
         pool_tokens: vLLM's own `kv_cache_size_tokens`; it counts the null block.
         pool_bytes: blocks x predicted bytes per block at the observed block size, one GPU: vLLM exports no
             bytes, so this needs the model's geometry.
         used_tokens, free_tokens: blocks x block size, only where the pool has one KV group.
+        contradiction: why the page's block size cannot be, one sentence; nothing here is made of it then.
     """
 
     num_blocks: int | None
@@ -30,6 +32,11 @@ class Observation:
     free_blocks: int | None
     used_tokens: int | None
     free_tokens: int | None
+    contradiction: str | None = None
+
+
+SHARED_BLOCKS_TOLERANCE = 0.1
+"""Data-parallel engines have about as many blocks each: what their GPUs leave differs by a few percent."""
 
 
 def observe(snapshot: EngineSnapshot, facts: EngineFacts, layout: KvLayout | None) -> Observation:
@@ -48,9 +55,17 @@ def observe(snapshot: EngineSnapshot, facts: EngineFacts, layout: KvLayout | Non
         else:
             used = round(snapshot.kv_usage_ratio * usable)
         free = usable - used
-    block_size = snapshot.attention_block_size or snapshot.block_size
+    block_size = snapshot.attention_block_size
+    if block_size is None and snapshot.block_size is not None:
+        # The label is what one GPU stores; with context parallelism a block holds more tokens.
+        block_size = snapshot.block_size * facts.decode_context_parallel_size.value
     max_model_len = None if facts.max_model_len is None else facts.max_model_len.value
     one_group = _has_one_group(snapshot, layout, block_size, max_model_len)
+    contradiction = None
+    if block_size is not None and snapshot.attention_block_size is None and one_group:
+        contradiction = _contradiction(snapshot, facts, block_size)
+        if contradiction is not None:
+            block_size = None
     in_tokens = block_size if one_group and block_size is not None else None
     return Observation(
         num_blocks=blocks,
@@ -58,14 +73,40 @@ def observe(snapshot: EngineSnapshot, facts: EngineFacts, layout: KvLayout | Non
         block_size=block_size,
         pool_tokens=snapshot.pool_tokens,
         max_concurrency=snapshot.max_concurrency,
-        # With context parallelism a block holds more tokens than the block_size that one GPU stores.
         pool_bytes=None
-        if layout is None or blocks is None or snapshot.block_size is None
+        if layout is None or blocks is None or snapshot.block_size is None or contradiction is not None
         else blocks * snapshot.block_size * layout.bytes_per_token,
         used_blocks=used,
         free_blocks=free,
         used_tokens=None if used is None or in_tokens is None else used * in_tokens,
         free_tokens=None if free is None or in_tokens is None else free * in_tokens,
+        contradiction=contradiction,
+    )
+
+
+def _contradiction(snapshot: EngineSnapshot, facts: EngineFacts, block_size: int) -> str | None:
+    """Why blocks of `block_size` tokens cannot be those of a pool with one group and vLLM's own number of tokens.
+
+    vLLM's number is int(num_blocks / ceil(max_model_len / block_size) x max_model_len), and was num_blocks x block_size.
+    Before 0.20 the label could keep the size that a hybrid model's blocks had before they were enlarged.
+    """
+    blocks, tokens = snapshot.num_blocks, snapshot.pool_tokens
+    if blocks is None or tokens is None:
+        return None
+    most = blocks * block_size
+    length = facts.max_model_len
+    if length is None or length.assumed:
+        # A request of any length from one block on fills more than half of its blocks.
+        least = most // 2
+    else:
+        # One less: vLLM rounds a product of floats down.
+        least = blocks * length.value // -(-length.value // block_size) - 1
+    slack = SHARED_BLOCKS_TOLERANCE if snapshot.blocks_are_shared else 0.0
+    if least * (1 - slack) <= tokens <= most * (1 + slack):
+        return None
+    return (
+        f"{blocks:,} blocks of block_size {block_size:,} are {most:,} tokens, and kv_cache_size_tokens says {tokens:,}: "
+        "tokens in use, bytes of the pool and sessions by block size are not given"
     )
 
 

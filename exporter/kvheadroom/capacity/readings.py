@@ -64,6 +64,7 @@ class ProblemReason(StrEnum):
     BAD_VALUE = "bad_value"
     DUPLICATE_SERIES = "duplicate_series"
     SEVERAL_SERVERS = "several_servers"
+    CONTRADICTION = "contradiction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class EngineSnapshot:
     Attributes:
         engine: vLLM's `engine` label, the data-parallel rank; `"0"` on pages without it.
         num_blocks: blocks of this engine's pool, the null block included.
+        blocks_are_shared: the page adds up the blocks of several engines; num_blocks is this engine's even share.
         block_size: the `block_size` label, tokens per block and context-parallel rank.
         attention_block_size: tokens one block of the full-attention group holds, context parallelism
             included (`effective_attention_block_size`, 0.32 and later).
@@ -113,6 +115,7 @@ class EngineSnapshot:
     engine: str
     model_name: str | None = None
     num_blocks: int | None = None
+    blocks_are_shared: bool = False
     block_size: int | None = None
     attention_block_size: int | None = None
     pool_tokens: int | None = None

@@ -22,6 +22,7 @@ from kvheadroom.capacity.assessment import (
     ReplicaState,
     SourceStatus,
     assess,
+    contradictions,
 )
 from kvheadroom.capacity.events import (
     MAX_SERVERS,
@@ -120,10 +121,11 @@ class ReplicaSampler:
         engines = tuple(self._assess(snapshot, resolution, scrape) for snapshot in page.engines)
         state = await self._state(page)
         self._memory, happened = remember(self._memory, page.process_start_time_seconds, engines, now)
-        problems = page.problems
+        problems = (*page.problems, *contradictions(engines))
         if is_one_of_several(self._memory, now):
             detail = "several servers answer at this address in turn; give each its own `url`"
             problems = (*problems, PageProblem(ProblemReason.SEVERAL_SERVERS, detail))
+        self._tell_new(problems)
         after = replace(
             self._last,
             sources=(SourceStatus(source="metrics", failure=None), *resolution.sources),
@@ -261,7 +263,16 @@ class ReplicaSampler:
         known = {status.source: status.failure for status in self._last.sources}
         if known.get(failure.source) != failure:
             # Said once per change, not once per tick.
-            log.warning("replica %s: %s", self._last.replica, failure.detail)
+            log.warning("replica %s: %s", self._last.replica, _one_line(failure.detail))
+
+    def _tell_new(self, problems: tuple[PageProblem, ...]) -> None:
+        """Said when a kind of problem comes up: its words, as a value that was dropped, may differ at every tick."""
+        known = {problem.reason for problem in self._last.problems}
+        for problem in problems:
+            if problem.reason not in known:
+                log.warning(
+                    "replica %s: %s: %s", self._last.replica, problem.reason, _one_line(problem.detail)
+                )
 
     def _publish(
         self, after: ReplicaAssessment, state: ReplicaState, happened: tuple[Event, ...], now: float
@@ -271,7 +282,7 @@ class ReplicaSampler:
             event = Event(at=now, kind=EventKind.STATE_CHANGED, detail=f"{before} -> {state}")
             happened = (*happened, event)
         for event in happened:
-            log.info("replica %s: %s: %s", self._last.replica, event.kind, event.detail)
+            log.info("replica %s: %s: %s", self._last.replica, event.kind, _one_line(event.detail))
         self._last = replace(
             after,
             state=state,
@@ -315,6 +326,11 @@ def _identity(page: VllmPage) -> Identity:
             for e in page.engines
         ),
     )
+
+
+def _one_line(text: str) -> str:
+    """Text that a server may have written, as it may stand in a log: it forges no line of ours."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _phase(url: str) -> float:

@@ -96,7 +96,8 @@ OBSERVED = (
     ),
     _gauge(
         "observed_block_size_tokens",
-        "Tokens per KV block, context parallelism included (effective_attention_block_size, else block_size).",
+        "Tokens per KV block, context parallelism included (effective_attention_block_size, else block_size); absent "
+        "where it contradicts the pool's tokens.",
         lambda a: a.observation.block_size,
     ),
     _gauge(

@@ -328,6 +328,7 @@ def _snapshot(
         # The front end adds the blocks of its data-parallel engines up and repeats the sum on each of
         # them (vllm/v1/engine/core_client.py, 0.33.0); the other figures are per engine.
         num_blocks=None if total_blocks is None else total_blocks // engines_with_info,
+        blocks_are_shared=engines_with_info > 1,
         block_size=block_size,
         attention_block_size=info.whole("effective_attention_block_size"),
         pool_tokens=info.whole("kv_cache_size_tokens"),
