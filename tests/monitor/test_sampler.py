@@ -353,6 +353,31 @@ def test_a_contradiction_within_a_page_is_a_problem_of_the_replica(outside: Outs
     assert outside.tick(replace(PAGE, engines=(told,))).events == ()
 
 
+def test_metrics_that_vanish_are_told_by_their_names_until_they_are_back(outside: Outside) -> None:
+    whole = replace(PAGE, metrics=frozenset({"vllm:a", "vllm:b_total", "vllm:c"}))
+    poor = replace(whole, metrics=frozenset({"vllm:b_total"}))
+    assert outside.tick(whole).problems == ()
+    # While a server starts, nothing is missing.
+    assert outside.tick(replace(whole, engines=(), metrics=frozenset())).lost_metrics == ()
+    replica = outside.tick(poor)
+    assert replica.lost_metrics == ("vllm:a", "vllm:c")
+    (problem,) = replica.problems
+    assert problem.reason is ProblemReason.METRICS_LOST
+    assert problem.detail.startswith("vllm:a, vllm:c: on this server's page before and gone now")
+    assert outside.tick(REFUSED).lost_metrics == ()
+    assert outside.tick(poor).lost_metrics == ("vllm:a", "vllm:c")
+    replica = outside.tick(whole)
+    assert (replica.lost_metrics, replica.problems) == ((), ())
+
+
+def test_problems_are_counted_by_reason_and_never_reset(outside: Outside) -> None:
+    problem = PageProblem(ProblemReason.BAD_VALUE, "dropped")
+    outside.tick(replace(PAGE, problems=(problem, problem)))
+    outside.tick(replace(PAGE, problems=(problem,)))
+    assert outside.tick(PAGE).problems_total == ((ProblemReason.BAD_VALUE, 3),)
+    assert outside.tick(REFUSED).problems_total == ((ProblemReason.BAD_VALUE, 3),)
+
+
 def test_a_problem_is_logged_when_its_kind_comes_up_and_on_one_line(
     outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,7 @@ from kvheadroom.capacity.assessment import (
 from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
-from kvheadroom.capacity.readings import FailureReason, SourceFailure, VllmPage
+from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.conftest import capture
@@ -73,6 +73,9 @@ def fleet() -> FleetAssessment:
             replace(
                 replica("gqa", "gqa_waiting_and_preempting"),
                 restarts_total=1,
+                problems=(PageProblem(ProblemReason.METRICS_LOST, "vllm:prompt_tokens_total: gone"),),
+                problems_total=((ProblemReason.BAD_VALUE, 7), (ProblemReason.METRICS_LOST, 3)),
+                lost_metrics=("vllm:prompt_tokens_total",),
                 events=(
                     Event(at=NOW - 90, kind=EventKind.RESTARTED, detail="its process started anew"),
                     Event(

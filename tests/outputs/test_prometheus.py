@@ -65,6 +65,8 @@ def test_a_sample_is_the_number_that_the_engine_said() -> None:
     assert of("observed_pool_bytes", replica="gqa") == 4 * 2**20
     assert of("observed_sessions", replica="gqa", session_tokens="2048") == 2.0
     assert of("source_failures_total", replica="down", reason="refused") == 12
+    assert of("page_problems_total", replica="gqa", reason="bad_value") == 7
+    assert of("lost_metric", replica="gqa", metric="vllm:prompt_tokens_total") == 1
     assert of("sample_age_seconds", replica="gqa") == 1.25
     assert of("replica_state", replica="gqa", state="serving") == 1
     assert of("replica_state", replica="down", state="down") == 1

@@ -233,7 +233,38 @@ def test_the_new_name_of_the_usage_wins_over_the_old_one_in_either_order() -> No
     assert read(old).engines[0].kv_usage_ratio == 0.25
     assert read(PAGE + old).engines[0].kv_usage_ratio == 0.5
     assert read(old + PAGE).engines[0].kv_usage_ratio == 0.5
-    assert read(old + PAGE).problems == ()
+    for page in (read(PAGE + old), read(old + PAGE)):
+        (problem,) = page.problems
+        assert problem.reason is ProblemReason.DIFFERING_NAMES
+        assert (
+            "kv_cache_usage_perc = 0.5 and gpu_cache_usage_perc = 0.25 are the same figure" in problem.detail
+        )
+    assert read(PAGE + old.replace("0.25", "0.5")).problems == ()
+
+
+def test_two_names_are_compared_by_their_largest_values_where_each_process_repeats_them() -> None:
+    lines = "".join(
+        f'vllm:{name}{{engine="0",pid="{pid}"}} {value}\n'
+        for pid, value in ((11, 0.0), (12, 0.653))
+        for name in ("gpu_cache_usage_perc", "kv_cache_usage_perc")
+    )
+    page = read(lines)
+    assert page.engines[0].kv_usage_ratio == 0.653
+    assert {problem.reason for problem in page.problems} == {ProblemReason.DUPLICATE_SERIES}
+
+
+def test_a_page_tells_which_of_the_wanted_metrics_it_has() -> None:
+    assert read(PAGE).metrics == {
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_requests_running",
+        "vllm:num_preemptions_total",
+        "vllm:cache_config_info",
+    }
+    # An older name is the same metric; what a multi-process server declares and has not set yet is there.
+    assert read('vllm:gpu_cache_usage_perc{engine="0"} 0.5\n').metrics == {"vllm:kv_cache_usage_perc"}
+    everything = read(capture("gqa_openmetrics")).metrics
+    assert read(capture("dp2.idle")).metrics == read(capture("dp2.after")).metrics == everything
+    assert len(everything) == 13
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ class ReplicaAssessment:
         events: the latest, oldest first.
         restarts_total: seen since the start of this program.
         failures_total: count by (source, reason) since the start of this program.
+        problems_total: count by reason since the start of this program; one that stays counts at every scrape.
+        lost_metrics: vLLM's names that an earlier page had and the last one has not.
     """
 
     replica: str
@@ -131,6 +133,8 @@ class ReplicaAssessment:
     events: tuple[Event, ...] = ()
     restarts_total: int = 0
     failures_total: tuple[tuple[tuple[str, FailureReason], int], ...] = ()
+    problems_total: tuple[tuple[ProblemReason, int], ...] = ()
+    lost_metrics: tuple[str, ...] = ()
 
     @property
     def attempted(self) -> bool:
@@ -239,7 +243,7 @@ def withhold_stale(fleet: FleetAssessment, now: float) -> FleetAssessment:
         fleet,
         gpus=gpus,
         replicas=tuple(
-            replace(replica, engines=(), problems=(), scrape_duration_seconds=None)
+            replace(replica, engines=(), problems=(), lost_metrics=(), scrape_duration_seconds=None)
             if is_stale(replica, now)
             else replica
             for replica in fleet.replicas

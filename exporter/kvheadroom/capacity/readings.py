@@ -65,6 +65,8 @@ class ProblemReason(StrEnum):
     DUPLICATE_SERIES = "duplicate_series"
     SEVERAL_SERVERS = "several_servers"
     CONTRADICTION = "contradiction"
+    DIFFERING_NAMES = "differing_names"
+    METRICS_LOST = "metrics_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +147,11 @@ class VllmPage:
         format: `text` or `openmetrics`.
         engines: in the order of the engine number.
         process_start_time_seconds: absent on multi-process servers.
+        metrics: vLLM's names of the wanted metrics that the page has or declares, each by its newest name.
     """
 
     format: str
     engines: tuple[EngineSnapshot, ...]
     problems: tuple[PageProblem, ...] = ()
     process_start_time_seconds: float | None = None
+    metrics: frozenset[str] = frozenset()

@@ -97,6 +97,8 @@ class ReplicaSampler:
         self._sources = sources
         self._board = board
         self._failures: Counter[tuple[str, FailureReason]] = Counter(dict(first.failures_total))
+        self._problems: Counter[ProblemReason] = Counter(dict(first.problems_total))
+        self._metrics_seen: frozenset[str] = frozenset()
         self._memory = ServerMemory()
         self._known: dict[Identity, _Known] = {}
         self._asking: _Asking | None = None
@@ -125,11 +127,21 @@ class ReplicaSampler:
         if is_one_of_several(self._memory, now):
             detail = "several servers answer at this address in turn; give each its own `url`"
             problems = (*problems, PageProblem(ProblemReason.SEVERAL_SERVERS, detail))
+        lost = self._lost_metrics(page)
+        if lost:
+            detail = (
+                f"{', '.join(lost)}: on this server's page before and gone now, and with them what was made of them; "
+                "is it another release of vLLM? If it is meant, restart kvheadroom"
+            )
+            problems = (*problems, PageProblem(ProblemReason.METRICS_LOST, detail))
         self._tell_new(problems)
+        self._problems.update(problem.reason for problem in problems)
         after = replace(
             self._last,
             sources=(SourceStatus(source="metrics", failure=None), *resolution.sources),
             problems=problems,
+            problems_total=tuple(sorted(self._problems.items())),
+            lost_metrics=lost,
             engines=engines,
             scrape_duration_seconds=scrape.duration_seconds,
             last_success_at=scrape.taken_at,
@@ -150,7 +162,14 @@ class ReplicaSampler:
             state = ReplicaState.SCALING
         # The other sources were not asked: that they answered before the failure says nothing now.
         status = SourceStatus(source=failure.source, failure=failure)
-        self._publish(replace(self._last, sources=(status,), problems=()), state, (), now)
+        self._publish(replace(self._last, sources=(status,), problems=(), lost_metrics=()), state, (), now)
+
+    def _lost_metrics(self, page: VllmPage) -> tuple[str, ...]:
+        """What earlier pages had and this one has not; a page without engines is of a server that starts."""
+        if not page.engines:
+            return ()
+        self._metrics_seen |= page.metrics
+        return tuple(sorted(self._metrics_seen - page.metrics))
 
     async def _state(self, page: VllmPage) -> ReplicaState:
         """The state of a replica whose page was read.

@@ -231,6 +231,21 @@ SOURCE_FAILURES = Metric(
     ("replica", "source", "reason"),
     "Failures of a source by reason, since kvheadroom's start.",
 )
+PAGE_PROBLEMS = Metric(
+    "page_problems_total",
+    "counter",
+    ("replica", "reason"),
+    "Problems of the replica's pages by reason, since kvheadroom's start; one that stays counts at every scrape, at "
+    "most 20 of one page's lines and values do: bad_value and bad_line (a sample dropped), duplicate_series, "
+    "differing_names, contradiction, metrics_lost, several_servers, no_engine_series. The status page has the words.",
+)
+LOST_METRIC = Metric(
+    "lost_metric",
+    "gauge",
+    ("replica", "metric"),
+    "1 for each metric of vLLM that the replica's page had earlier and has no more, as after an upgrade: what is made "
+    "of it is absent.",
+)
 SCRAPE_DURATION = Metric(
     "scrape_duration_seconds",
     "gauge",
@@ -313,6 +328,8 @@ CATALOGUE: tuple[Metric, ...] = (
     SAMPLE_AGE,
     SOURCE_UP,
     SOURCE_FAILURES,
+    PAGE_PROBLEMS,
+    LOST_METRIC,
     SCRAPE_DURATION,
     MISSING_FACT,
     ASSUMED_FACT,

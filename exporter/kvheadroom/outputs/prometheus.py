@@ -91,6 +91,16 @@ def _failures(replica: ReplicaAssessment) -> Iterator[Sample]:
         yield (replica.replica, source, reason), count
 
 
+def _problems(replica: ReplicaAssessment) -> Iterator[Sample]:
+    for reason, count in replica.problems_total:
+        yield (replica.replica, reason), count
+
+
+def _lost_metrics(replica: ReplicaAssessment) -> Iterator[Sample]:
+    for metric in replica.lost_metrics:
+        yield (replica.replica, metric), 1.0
+
+
 def _duration(replica: ReplicaAssessment) -> Iterator[Sample]:
     if replica.scrape_duration_seconds is not None:
         yield (replica.replica,), replica.scrape_duration_seconds
@@ -185,6 +195,8 @@ def _assumed(engine: Assessment) -> Iterator[Sample]:
 _REPLICA_SAMPLES: dict[m.Metric, Callable[[ReplicaAssessment], Iterator[Sample]]] = {
     m.SOURCE_UP: _sources,
     m.SOURCE_FAILURES: _failures,
+    m.PAGE_PROBLEMS: _problems,
+    m.LOST_METRIC: _lost_metrics,
     m.SCRAPE_DURATION: _duration,
     m.REPLICA_STATE: _state,
     m.REPLICA_RESTARTS: _restarts,

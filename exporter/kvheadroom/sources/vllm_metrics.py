@@ -53,6 +53,7 @@ _WANTED = (INFO_METRIC, WAITING_BY_REASON, SLEEP_STATE, *GAUGES, *COUNTERS)
 _WANTED_LINE = re.compile(
     rb"^vllm[:_](" + b"|".join(name.encode() for name in _WANTED) + rb")(?![a-zA-Z0-9_:])[^\n]*", re.MULTILINE
 )
+_PREFERRED = {metric: next(n for n, f in GAUGES.items() if f == field) for metric, field in GAUGES.items()}
 _START_LINE = re.compile(rb"^process_start_time_seconds[ \t]+(\S+)", re.MULTILINE)
 # A family that is declared but has no samples yet is vLLM all the same.
 _ANY_VLLM = re.compile(rb"^(?:# (?:HELP|TYPE) )?vllm[:_]", re.MULTILINE)
@@ -107,7 +108,14 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
         engines=engines,
         problems=tuple(problems[:_MAX_PROBLEMS]),
         process_start_time_seconds=None if start is None else _start_time(start[1]),
+        metrics=_metrics(body, {sample.name for sample in samples}),
     )
+
+
+def _metrics(body: bytes, with_samples: set[str]) -> frozenset[str]:
+    """The wanted metrics on a page: a multi-process server declares a gauge that it has not set yet."""
+    names = {name for name in _WANTED if name in with_samples or b"# TYPE vllm:%b " % name.encode() in body}
+    return frozenset(f"vllm:{_PREFERRED.get(name, name)}" for name in names)
 
 
 def _start_time(text: bytes) -> float | None:
@@ -177,8 +185,8 @@ def _float(fields: list[str] | list[bytes]) -> float | None:
 class _Engine:
     """What a page says of one engine, while it is being read."""
 
-    values: dict[str, float] = field(default_factory=dict)
-    taken_from: dict[str, str] = field(default_factory=dict)
+    values: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By field of the snapshot and name of the metric: old releases say some under two names."""
     info: dict[str, str] | None = None
     model_name: str | None = None
     sleeping: bool | None = None
@@ -223,15 +231,12 @@ def _take(engine: _Engine, name: str, sample: _Sample, problems: list[PageProble
         detail = f"engine {name}: {metric} = {value} dropped, {fault}"
         problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
         return
-    before = engine.taken_from.get(target)
-    if before == metric:
+    by_name = engine.values.setdefault(target, {})
+    if metric in by_name:
         # Multi-process servers of old releases repeat a gauge per process; the dead ones stay at 0.
         detail = f"engine {name}: {metric} stands there more than once; the largest value is taken"
         problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
-        engine.values[target] = max(engine.values[target], value)
-    elif before is None or _rank(metric) < _rank(before):
-        engine.values[target] = value
-        engine.taken_from[target] = metric
+    by_name[metric] = max(by_name.get(metric, 0.0), value)
 
 
 def _field_of(name: str, labels: Mapping[str, str]) -> str | None:
@@ -240,8 +245,14 @@ def _field_of(name: str, labels: Mapping[str, str]) -> str | None:
     return GAUGES.get(name) or COUNTERS[name]
 
 
-def _rank(name: str) -> int:
-    return list(GAUGES).index(name)
+def _preferred(engine: str, by_name: Mapping[str, float], problems: list[PageProblem]) -> float:
+    """The value under the newest name; that older names say otherwise is told."""
+    (newest, value), *older = sorted(by_name.items(), key=lambda item: _WANTED.index(item[0]))
+    for name, other in older:
+        if other != value:
+            detail = f"engine {engine}: {newest} = {value} and {name} = {other} are the same figure; the first is taken"
+            problems.append(PageProblem(ProblemReason.DIFFERING_NAMES, detail))
+    return value
 
 
 def _impossible(field: str, value: float) -> str | None:
@@ -315,7 +326,7 @@ def _snapshot(
         engine=name,
         model_name=engine.model_name,
         sleeping=engine.sleeping,
-        **engine.values,  # type: ignore[arg-type]
+        **{target: _preferred(name, by_name, problems) for target, by_name in engine.values.items()},  # type: ignore[arg-type]
     )
     if engine.info is None:
         return snapshot
