@@ -4,7 +4,7 @@
 set -euo pipefail
 
 # command -> package that has it
-declare -A wanted=([prometheus]=prometheus [promtool]=prometheus [gcc]="gcc libc6-dev")
+declare -A wanted=([prometheus]=prometheus [promtool]=prometheus [openssl]=openssl [gcc]="gcc libc6-dev")
 for argument in "$@"; do
   case $argument in
     --lab) wanted[chromium]=chromium ;;

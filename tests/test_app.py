@@ -1,16 +1,21 @@
-"""Where a model's folder is looked for, and when that is an assumption."""
+"""The sources of a replica and the samplers of a config, joined as the daemon joins them."""
 
 import asyncio
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from kvheadroom.app import Replica, _is_this_machine
+from kvheadroom.app import Replica, Watch, _is_this_machine
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 from kvheadroom.config import validate_config
 from kvheadroom.monitor.sampler import Resolution
+from kvheadroom.outputs.prometheus import exposition
 from kvheadroom.sources.http import open_session
-from tests.doubles.http_server import http_server
+from tests.conftest import capture
+from tests.doubles.http_server import Answer, http_server, text_answer
 from tests.test_daemon import SHIPPED_MODEL, vllm_answers
 
 PAGE = VllmPage(format="text", engines=(EngineSnapshot(engine="0"),))
@@ -67,3 +72,40 @@ def test_a_folder_named_by_a_server_elsewhere_is_an_assumption(monkeypatch: pyte
 
 def test_the_model_folder_is_given_by_its_path() -> None:
     assert Path(SHIPPED_MODEL).is_absolute()
+
+
+def test_each_of_64_servers_costs_the_same_few_series_whatever_its_page_holds() -> None:
+    adapters = b"".join(
+        b'vllm:lora_requests_info{running_lora_adapters="adapter-%d"} 1.8e+09\n' % i for i in range(5000)
+    )
+    answers: dict[str, Answer] = {}
+    for i in range(64):
+        answers |= {f"/{i}{path}": answer for path, answer in vllm_answers().items()}
+    answers["/7/metrics"] = text_answer(capture("gqa_light_steady") + adapters)
+
+    async def run(url: str) -> str:
+        config = validate_config(
+            {
+                "session_tokens": [1024],
+                "replicas": [{"url": f"{url}/{i}", "name": f"r{i}"} for i in range(64)],
+            },
+            "test",
+        )
+        async with open_session() as session:
+            watch = Watch(session)
+            samplers = watch.prepare(config, start=False)
+            await asyncio.gather(*(sampler.tick(time.time(), wait_for_facts=30) for sampler in samplers))
+            return exposition(watch.board.fleet, time.time(), "")[0].decode()
+
+    with http_server(answers) as (url, _):
+        text = asyncio.run(run(url))
+    series = Counter(
+        sample.labels.get("replica", "")
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    )
+    assert series.pop("") == 1
+    assert len(series) == 64
+    (each,) = set(series.values())
+    # docs/metrics.md: about 35 an engine, 4 for each of two lengths (max_model_len is one), about 8 a server.
+    assert each <= 35 + 2 * 4 + 8

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.conftest import capture
 from tests.daemon import COMMAND, daemon, wait_for
-from tests.doubles.http_server import Answer, http_server, text_answer
+from tests.doubles.http_server import Answer, http_server, make_certificate, text_answer
 
 SHIPPED_MODEL = Path(__file__).parents[1] / "exporter" / "kvheadroom" / "recordings" / "tiny-llama"
 
@@ -189,6 +190,45 @@ def test_the_api_key_is_sent_to_v1_and_is_nowhere_to_be_seen(tmp_path: Path) -> 
             assert secret not in shown + serve.output
     with_key = {path for path, headers in seen if "Authorization" in headers}
     assert with_key == {"/v1/models"}
+
+
+def test_a_certificate_of_an_unknown_ca_is_told_with_the_way_out_and_no_key_goes_there(
+    tmp_path: Path,
+) -> None:
+    secret = "sk-never-sent-7d20"  # noqa: S105
+    (tmp_path / "key").write_text(secret)
+    certificate = make_certificate(tmp_path)
+    with http_server(vllm_answers(), certificate=certificate) as (url, seen):
+        text = f"replicas: [{{url: '{url}', name: r, gpu: CPU, api_key_file: '{tmp_path / 'key'}'}}]"
+        config = config_file(tmp_path, text)
+        with daemon("serve", "--config", config) as serve:
+            wait_for(lambda: serve.value("kvheadroom_source_failures_total", reason="tls"), "the TLS failure")
+            page = serve.get("/").text
+            assert "the certificate is not trusted" in page
+            assert "SSL_CERT_FILE=/path/to/ca.pem" in page
+            shown = page + serve.get("/metrics").text + serve.get("/api/v1/status").text
+            assert secret not in shown + serve.output
+        assert seen == []
+        trusting = {**os.environ, "SSL_CERT_FILE": str(certificate)}
+        with daemon("serve", "--config", config, environment=trusting) as serve:
+            wait_for(lambda: serve.value("kvheadroom_predicted_blocks", replica="r") == 128, "the prediction")
+            shown = serve.get("/").text + serve.get("/metrics").text + serve.get("/api/v1/status").text
+            assert secret not in shown + serve.output
+    assert {path for path, headers in seen if "Authorization" in headers} == {"/v1/models"}
+
+
+def test_two_prometheus_servers_at_once_are_both_answered_from_one_scrape(tmp_path: Path) -> None:
+    with http_server(vllm_answers()) as (url, seen):
+        config = tmp_path / "kvheadroom.yaml"
+        config.write_text(f"{{scrape_interval: 1h, replicas: [{{url: '{url}', name: r}}]}}")
+        with daemon("serve", "--config", config) as serve, ThreadPoolExecutor(2) as readers:
+            wait_for(lambda: serve.get("/-/ready").status_code == 200, "readiness")
+            pages = list(readers.map(lambda _: serve.get("/metrics"), range(10)))
+    assert {page.status_code for page in pages} == {200}
+    ageless = {re.sub(r"(?m)^kvheadroom_sample_age_seconds{.*", "", page.text) for page in pages}
+    assert len(ageless) == 1
+    assert "kvheadroom_observed_blocks{" in ageless.pop()
+    assert [path for path, _ in seen].count("/metrics") == 1
 
 
 def test_a_key_that_was_renewed_on_disk_is_used_after_sighup(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """A small loopback server for what a real vLLM cannot be made to do on demand: hang, lie, flood."""
 
 import contextlib
+import shutil
+import ssl
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -22,8 +26,46 @@ def text_answer(body: bytes | str, *, status: int = 200, content_type: str = "te
     return answer
 
 
+def make_certificate(folder: Path) -> Path:
+    """A certificate for 127.0.0.1 that no system trusts, and its key, in one file."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        from tests.conftest import unavailable
+
+        unavailable("a certificate of our own needs openssl")
+    file = folder / "certificate.pem"
+    subprocess.run(
+        [
+            openssl,
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=vllm",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            str(file),
+            "-out",
+            str(folder / "c"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    file.write_text(file.read_text() + (folder / "c").read_text())
+    return file
+
+
 @contextlib.contextmanager
-def http_server(answers: dict[str, Answer]) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
+def http_server(
+    answers: dict[str, Answer], *, certificate: Path | None = None
+) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
     """Serve `answers` by path; gives the base URL and the list of (path, headers) that came in."""
     seen: list[tuple[str, dict[str, str]]] = []
 
@@ -41,15 +83,21 @@ def http_server(answers: dict[str, Answer]) -> Iterator[tuple[str, list[tuple[st
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        # Of a fleet that connects at once, nobody is to wait for a second try.
+        request_queue_size = 128
 
         def handle_error(self, *_: object) -> None:
             """A client that hangs up is what these tests are about."""
 
     server = Server(("127.0.0.1", 0), Handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", seen
+        yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{server.server_address[1]}", seen
     finally:
         server.shutdown()
         server.server_close()

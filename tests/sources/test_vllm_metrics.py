@@ -267,6 +267,47 @@ def test_a_page_tells_which_of_the_wanted_metrics_it_has() -> None:
     assert len(everything) == 13
 
 
+def test_an_engine_with_two_served_names_or_a_copy_per_process_is_one_pool() -> None:
+    info = 'vllm:cache_config_info{engine="0",num_gpu_blocks="100",block_size="16",%s} 1.0\n'
+    lines = "".join(
+        info % labels
+        + f'vllm:kv_cache_usage_perc{{engine="0",{labels}}} {usage}\n'
+        + f'vllm:prompt_tokens_total{{engine="0",{labels}}} {tokens}\n'
+        for labels, usage, tokens in (
+            ('model_name="first",pid="11"', 0.25, 700),
+            ('model_name="second",pid="12"', 0.5, 40),
+        )
+    )
+    page = read(lines)
+    (engine,) = page.engines
+    assert (engine.num_blocks, engine.blocks_are_shared) == (100, False)
+    assert (engine.model_name, engine.kv_usage_ratio, engine.prompt_tokens_total) == ("first", 0.5, 700.0)
+    assert [problem.reason for problem in page.problems] == [ProblemReason.DUPLICATE_SERIES] * 3
+
+
+def test_series_that_nobody_asked_for_are_passed_over_however_many() -> None:
+    adapters = "".join(
+        f'vllm:lora_requests_info{{max_lora="4",running_lora_adapters="adapter-{i}",waiting_lora_adapters=""}} 1.8e+09\n'
+        for i in range(5000)
+    )
+    assert read(adapters + PAGE) == read(PAGE)
+
+
+@pytest.mark.parametrize(
+    "histogram",
+    [
+        # Without edges, with none but infinity, as a native histogram, with an exemplar.
+        'vllm:time_to_first_token_seconds_sum{engine="0"} 2.5\nvllm:time_to_first_token_seconds_count{engine="0"} 4\n',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf"} 4\n',
+        'vllm:time_to_first_token_seconds{engine="0"} {count:4,sum:2.5,schema:3,positive_spans:[0:2]}\n',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1"} 4 # {trace_id="a"} 0.05 1.8e+09\n',
+    ],
+)
+def test_a_histogram_of_any_kind_costs_nothing_else_on_the_page(histogram: str) -> None:
+    declared = "# TYPE vllm:time_to_first_token_seconds histogram\n"
+    assert read(declared + histogram + PAGE) == read(PAGE)
+
+
 @pytest.mark.parametrize(
     ("body", "reason", "word"),
     [

@@ -88,7 +88,11 @@ async def fetch(
     except TimeoutError:
         return failed(FailureReason.TIMEOUT, f"no full answer within {timeout_seconds:g} s")
     except aiohttp.ClientConnectorCertificateError as error:
-        return failed(FailureReason.TLS, f"the certificate is not trusted ({error.certificate_error})")
+        return failed(
+            FailureReason.TLS,
+            f"the certificate is not trusted ({error.certificate_error}); if it is of a CA of your own, start "
+            "kvheadroom with SSL_CERT_FILE=/path/to/ca.pem",
+        )
     except (aiohttp.ClientSSLError, ssl.SSLError) as error:
         return failed(FailureReason.TLS, f"no TLS connection; is the server plain http? ({error})")
     except aiohttp.ClientConnectorDNSError:
