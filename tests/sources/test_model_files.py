@@ -1,7 +1,9 @@
 """A model's folder: what is read, and what is said when it cannot be."""
 
+import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
-from kvheadroom.sources.model_files import read_model_files
+from kvheadroom.sources.model_files import MAX_FOLDERS_UNDER_WAY, ModelFilesReader, read_model_files
 
 INDEX = "model.safetensors.index.json"
 
@@ -98,3 +100,45 @@ def test_a_size_that_cannot_be_is_none(tmp_path: Path, size: str) -> None:
     files = read_model_files(str(tmp_path))
     assert isinstance(files, ModelFiles)
     assert files.weights_bytes is None
+
+
+def test_folders_on_a_dead_mount_that_servers_name_in_turn_cost_a_thread_each_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mount = threading.Event()
+    started: list[str] = []
+
+    def hang(folder: str, _: str) -> ModelFiles:
+        started.append(folder)
+        mount.wait(60)
+        return ModelFiles(folder=folder, config={})
+
+    monkeypatch.setattr("kvheadroom.sources.model_files.read_model_files", hang)
+
+    async def run() -> list[ModelFiles | SourceFailure]:
+        reader = ModelFilesReader()
+        many = [f"/dead/{i}" for i in range(MAX_FOLDERS_UNDER_WAY + 1)]
+        answers = [await reader.read(folder, "", timeout_seconds=0.01) for folder in many * 3]
+        mount.set()
+        return [*answers, await reader.read(many[0], "", timeout_seconds=60)]
+
+    *answers, alive = asyncio.run(run())
+    assert started == [f"/dead/{i}" for i in range(MAX_FOLDERS_UNDER_WAY)]
+    failures = [answer for answer in answers if isinstance(answer, SourceFailure)]
+    assert {failure.reason for failure in failures} == {FailureReason.TIMEOUT}
+    assert len(failures) == len(answers)
+    assert failures[0].detail == "/dead/0: not read within 0.01 s; does its disk hang?"
+    assert failures[-1].detail.startswith(
+        f"/dead/{MAX_FOLDERS_UNDER_WAY}: not read while others take so long"
+    )
+    assert alive == ModelFiles(folder="/dead/0", config={})
+
+
+def test_a_fault_of_ours_in_reading_a_folder_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: str) -> ModelFiles:
+        raise KeyError("x")
+
+    monkeypatch.setattr("kvheadroom.sources.model_files.read_model_files", fault)
+    failure = asyncio.run(ModelFilesReader().read("/m", "", timeout_seconds=5))
+    assert isinstance(failure, SourceFailure)
+    assert failure.reason is FailureReason.INTERNAL

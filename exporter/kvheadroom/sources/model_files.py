@@ -1,21 +1,20 @@
 """A model's folder -> config.json and the weights' total size. Nothing else in it is opened."""
 
-import asyncio
-import contextlib
 import json
 import stat
-import threading
 from pathlib import Path
 from typing import Any
 
 from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.sources.slow_files import SlowFiles
 
 SOURCE = "model_files"
 CONFIG_NAME = "config.json"
 ADAPTER_NAME = "adapter_config.json"
 INDEX_NAME = "model.safetensors.index.json"
 LARGEST_BYTES = 2**53
+MAX_FOLDERS_UNDER_WAY = 4
 MAX_CONFIG_BYTES = 16 * 1024**2
 MAX_INDEX_BYTES = 256 * 1024**2
 
@@ -39,49 +38,25 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
 
 
 class ModelFilesReader:
-    """Reads one replica's model folder in a daemon thread.
-
-    A hung mount keeps a reading thread for ever. Nobody waits for it, neither a tick nor the end of the process, and no
-    second one is started while it hangs.
-    """
+    """Reads one replica's model folder in a daemon thread; a folder on a dead mount holds nobody up."""
 
     def __init__(self) -> None:
-        self._folder: str | None = None
-        self._answer: asyncio.Future[ModelFiles | SourceFailure] | None = None
+        # Several servers at one address may name a folder each.
+        self._folders = SlowFiles(most=MAX_FOLDERS_UNDER_WAY)
 
     async def read(
         self, folder: str, assumed_because: str, *, timeout_seconds: float
     ) -> ModelFiles | SourceFailure:
-        """As `read_model_files`; a timeout is a failure. A reading of the same folder under way is waited for."""
-        if self._answer is None or self._answer.done() or self._folder != folder:
-            self._folder, self._answer = folder, self._start(folder, assumed_because)
-        await asyncio.wait({self._answer}, timeout=timeout_seconds)
-        if self._answer.done():
-            return self._answer.result()
-        detail = f"{folder}: not read within {timeout_seconds:g} s; does its disk hang?"
-        return SourceFailure(SOURCE, FailureReason.TIMEOUT, detail)
-
-    def _start(self, folder: str, assumed_because: str) -> "asyncio.Future[ModelFiles | SourceFailure]":
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[ModelFiles | SourceFailure] = loop.create_future()
-
-        def tell(result: ModelFiles | SourceFailure) -> None:
-            if not answer.done():
-                answer.set_result(result)
-
-        def work() -> None:
-            result: ModelFiles | SourceFailure
-            try:
-                result = read_model_files(folder, assumed_because)
-            except Exception as error:  # noqa: BLE001  whatever it is, somebody waits for an answer
-                detail = f"{folder}: a fault of kvheadroom: {error!r}"
-                result = SourceFailure(SOURCE, FailureReason.INTERNAL, detail)
-            # The loop may have ended meanwhile; then nobody is there to be told.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(tell, result)
-
-        threading.Thread(target=work, name="model files", daemon=True).start()
-        return answer
+        """As `read_model_files`; a timeout is a failure."""
+        try:
+            return await self._folders.read(
+                folder, lambda: read_model_files(folder, assumed_because), timeout_seconds=timeout_seconds
+            )
+        except TimeoutError as error:
+            return SourceFailure(SOURCE, FailureReason.TIMEOUT, f"{folder}: {error}")
+        except Exception as error:  # noqa: BLE001  whatever it is, it is told as a failure of this source
+            detail = f"{folder}: a fault of kvheadroom: {error!r}"
+            return SourceFailure(SOURCE, FailureReason.INTERNAL, detail)
 
 
 def _explained(folder: Path, failure: SourceFailure) -> SourceFailure:
