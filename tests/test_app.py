@@ -1,6 +1,7 @@
 """The sources of a replica and the samplers of a config, joined as the daemon joins them."""
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -8,12 +9,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvheadroom.app import Replica, Watch, _is_this_machine
+from kvheadroom.app import ConfigFile, Replica, Watch, _is_this_machine, _reload
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
-from kvheadroom.config import validate_config
+from kvheadroom.config import load_config, read_small_file, validate_config
 from kvheadroom.monitor.sampler import Resolution
 from kvheadroom.outputs.prometheus import exposition
 from kvheadroom.sources.http import open_session
+from kvheadroom.sources.slow_files import SlowFiles
 from tests.conftest import capture
 from tests.doubles.http_server import Answer, http_server, text_answer
 from tests.test_daemon import SHIPPED_MODEL, vllm_answers
@@ -93,7 +95,7 @@ def test_each_of_64_servers_costs_the_same_few_series_whatever_its_page_holds() 
         )
         async with open_session() as session:
             watch = Watch(session)
-            samplers = watch.prepare(config, start=False)
+            samplers = watch.prepare(config, dict.fromkeys(f"r{i}" for i in range(64)), start=False)
             await asyncio.gather(*(sampler.tick(time.time(), wait_for_facts=30) for sampler in samplers))
             return exposition(watch.board.fleet, time.time(), "")[0].decode()
 
@@ -109,3 +111,52 @@ def test_each_of_64_servers_costs_the_same_few_series_whatever_its_page_holds() 
     (each,) = set(series.values())
     # docs/metrics.md: about 35 an engine, 4 for each of two lengths (max_model_len is one), about 8 a server.
     assert each <= 35 + 2 * 4 + 8
+
+
+@pytest.mark.parametrize("dead", ["kvheadroom.yaml", "key"])
+def test_a_dead_mount_under_a_file_of_the_config_holds_only_this_reload_up(
+    dead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = threading.Event()
+    readings: list[str] = []
+
+    def read(path: Path) -> str:
+        readings.append(path.name)
+        if path.name == dead:
+            mount.wait(60)
+        return read_small_file(path)
+
+    monkeypatch.setattr("kvheadroom.app.read_small_file", read)
+    monkeypatch.setattr("kvheadroom.config.read_small_file", read)
+    monkeypatch.setattr("kvheadroom.app.CONFIG_FILES_SECONDS", 0.2)
+    (tmp_path / "key").write_text("a-key")
+    file = tmp_path / "kvheadroom.yaml"
+    file.write_text(
+        f"replicas: [{{url: 'http://127.0.0.1:1', name: new, api_key_file: '{tmp_path / 'key'}'}}]"
+    )
+
+    async def run() -> None:
+        async with open_session() as session:
+            watch = Watch(session)
+            before = validate_config({"replicas": [{"url": "http://127.0.0.1:1", "name": "old"}]}, "test")
+            watch.prepare(before, {"old": None}, start=False)
+            files = SlowFiles()
+            again = ConfigFile(file, lambda: load_config(file))
+            for _ in range(3):
+                reload = asyncio.create_task(_reload(watch, again, files))
+                await asyncio.sleep(0)
+                assert not reload.done(), "the loop goes on while the file is read"
+                await reload
+            status = watch.board.fleet.reload
+            assert status is not None
+            assert f"{tmp_path / dead}: not read within 0.2 s; does its disk hang?" in str(status.fault)
+            assert [replica.replica for replica in watch.board.fleet.replicas] == ["old"]
+            assert readings.count(dead) == 1
+            mount.set()
+            await _reload(watch, again, files)
+            assert watch.board.fleet.reload is not None
+            assert watch.board.fleet.reload.fault is None
+            assert [replica.replica for replica in watch.board.fleet.replicas] == ["new"]
+            await watch.close()
+
+    asyncio.run(run())

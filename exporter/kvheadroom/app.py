@@ -5,8 +5,9 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ from kvheadroom.sources.http import Endpoint, fetch, open_session
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
 from kvheadroom.sources.model_files import ModelFilesReader
 from kvheadroom.sources.nvml import NvmlSource
+from kvheadroom.sources.slow_files import SlowFiles
 from kvheadroom.sources.vllm_metrics import parse_page
 from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
 
@@ -41,6 +43,7 @@ MAX_SCRAPE_SECONDS = 10.0
 FACTS_SECONDS = 5.0
 CHECK_FACTS_SECONDS = 30.0
 MODEL_FILES_SECONDS = 10.0
+CONFIG_FILES_SECONDS = 5.0
 GPU_SECONDS = 5.0
 """Without persistence mode a driver takes seconds to start; its thread waits, nobody else does."""
 
@@ -53,8 +56,7 @@ def read_api_key(replica: ReplicaConfig) -> str | None:
     """
     if replica.api_key_file is None:
         return None
-    # A word without a slash may be the key itself, written in the wrong place.
-    shown = replica.api_key_file if len(replica.api_key_file.parts) > 1 else "(not shown)"
+    shown = _shown(replica.api_key_file)
     try:
         key = read_small_file(replica.api_key_file).strip()
     except (OSError, ValueError) as error:
@@ -62,6 +64,37 @@ def read_api_key(replica: ReplicaConfig) -> str | None:
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError(f"{replica.replica}: api_key_file {shown} holds no single-line key")
     return key
+
+
+async def read_api_keys(config: Config, files: SlowFiles) -> dict[str, str | None]:
+    """The key of every replica; all files are read at once, and one that hangs ends at its deadline.
+
+    Raises:
+        ConfigError: naming the file, never its content.
+    """
+
+    async def read(replica: ReplicaConfig) -> str | None:
+        if replica.api_key_file is None:
+            return None
+        try:
+            return await files.read(
+                str(replica.api_key_file),
+                partial(read_api_key, replica),
+                timeout_seconds=CONFIG_FILES_SECONDS,
+            )
+        except TimeoutError as error:
+            raise ConfigError(
+                f"{replica.replica}: api_key_file {_shown(replica.api_key_file)}: {error} "
+                "Give the key in a file on a disk that answers"
+            ) from error
+
+    keys = await asyncio.gather(*(read(replica) for replica in config.replicas))
+    return {replica.replica: key for replica, key in zip(config.replicas, keys, strict=True)}
+
+
+def _shown(api_key_file: Path) -> str:
+    # A word without a slash may be the key itself, written in the wrong place.
+    return str(api_key_file) if len(api_key_file.parts) > 1 else "(not shown)"
 
 
 class Replica:
@@ -72,10 +105,11 @@ class Replica:
         config: Config,
         replica: ReplicaConfig,
         session: aiohttp.ClientSession,
+        api_key: str | None = None,
         reader: ModelFilesReader | None = None,
     ) -> None:
         self._session = session
-        self._endpoint = Endpoint(replica.url, read_api_key(replica))
+        self._endpoint = Endpoint(replica.url, api_key)
         self._timeout_seconds = min(config.scrape_interval, MAX_SCRAPE_SECONDS)
         self._model_folder = replica.model
         self._model_reader = reader or ModelFilesReader()
@@ -221,20 +255,20 @@ class Watch:
         self._assigned: tuple[tuple[str, str], ...] = ()
         self.gpus_read = asyncio.Event()
 
-    def prepare(self, config: Config, *, start: bool) -> list[ReplicaSampler]:
+    def prepare(
+        self, config: Config, api_keys: Mapping[str, str | None], *, start: bool
+    ) -> list[ReplicaSampler]:
         """Take a config over: replicas that it leaves as they were go on without a gap.
 
         Args:
+            api_keys: of every replica, read already: nothing here waits.
             start: let the samplers run; False for a single tick by hand.
-
-        Raises:
-            ConfigError: before anything is changed.
         """
         settings = {
             replica.replica: (
                 # Which GPUs serve it changes nothing in how it is sampled.
                 replica.model_copy(update={"gpus": ()}),
-                read_api_key(replica),
+                api_keys[replica.replica],
                 config.scrape_interval,
                 config.session_tokens,
                 config.overhead_gb,
@@ -246,13 +280,13 @@ class Watch:
                 config,
                 replica,
                 self._session,
+                api_keys[replica.replica],
                 self._readers.setdefault(replica.replica, ModelFilesReader()),
             )
             for replica in config.replicas
             if replica.replica not in self._running
             or self._running[replica.replica].settings != settings[replica.replica]
         }
-        # Nothing below can fail.
         for name in self._running.keys() - (settings.keys() - changed.keys()):
             task = self._running.pop(name).task
             if task is not None:
@@ -299,13 +333,25 @@ class Watch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A config file that can be read again.
+
+    Attributes:
+        read: reads and validates it; blocking.
+    """
+
+    path: Path
+    read: Callable[[], Config]
+
+
 async def serve(
     config: Config,
     listen: ListenAddress,
     *,
     notice: str | None = None,
     with_gpus: bool = True,
-    reload_config: Callable[[], Config] | None = None,
+    config_file: ConfigFile | None = None,
     announce: Callable[[str], None],
 ) -> None:
     """Run the daemon until SIGINT or SIGTERM.
@@ -313,7 +359,7 @@ async def serve(
     Args:
         notice: a sentence shown on top of every page, e.g. that this is a replay.
         with_gpus: read this machine's GPUs.
-        reload_config: reads the config anew at SIGHUP; None when there is no file to read.
+        config_file: read anew at SIGHUP; None when there is no file to read.
         announce: called with the page's address once the port is open.
 
     Raises:
@@ -324,29 +370,49 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    files = SlowFiles()
+    api_keys = await read_api_keys(config, files)
     async with contextlib.AsyncExitStack() as stack:
         watch = Watch(await stack.enter_async_context(open_session()))
         stack.push_async_callback(watch.close)
         url = await stack.enter_async_context(start_server(listen, watch.board, notice=notice))
-        watch.prepare(config, start=True)
+        watch.prepare(config, api_keys, start=True)
         if with_gpus:
             gpus = asyncio.create_task(watch.sample_gpus())
             stack.callback(gpus.cancel)
-        if reload_config is None:
+        if config_file is None:
             loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: there is no config file to read again")
         else:
             watch.board.set_reload(ReloadStatus(last_success_at=time.time()))
-            loop.add_signal_handler(signal.SIGHUP, _reload, watch, reload_config)
+            asked = asyncio.Event()
+            reloading = asyncio.create_task(_reload_when_asked(watch, config_file, files, asked))
+            stack.callback(reloading.cancel)
+            loop.add_signal_handler(signal.SIGHUP, asked.set)
         announce(url)
         await stop.wait()
 
 
-def _reload(watch: Watch, reload_config: Callable[[], Config]) -> None:
-    """Take a new config over as a whole, or keep the old one and say why."""
+async def _reload_when_asked(
+    watch: Watch, config_file: ConfigFile, files: SlowFiles, asked: asyncio.Event
+) -> None:
+    while True:
+        await asked.wait()
+        # What is asked for while one is under way is one more, not many.
+        asked.clear()
+        await _reload(watch, config_file, files)
+
+
+async def _reload(watch: Watch, config_file: ConfigFile, files: SlowFiles) -> None:
+    """Take a new config over as a whole, or keep the old one and say why; the samplers go on meanwhile."""
     before = watch.board.fleet.reload
     try:
-        config = reload_config()
-        watch.prepare(config, start=True)
+        try:
+            config = await files.read(
+                str(config_file.path), config_file.read, timeout_seconds=CONFIG_FILES_SECONDS
+            )
+        except TimeoutError as error:
+            raise ConfigError(f"{config_file.path}: {error} Send SIGHUP again once it answers") from error
+        watch.prepare(config, await read_api_keys(config, files), start=True)
     except Exception as error:  # noqa: BLE001  whatever it is, the config before it stays in use
         log.error("reload failed, the config before it stays in use: %s", error)  # noqa: TRY400  no fault of ours
         last = time.time() if before is None else before.last_success_at
@@ -364,7 +430,7 @@ async def check(config: Config) -> FleetAssessment:
     """
     async with open_session() as session:
         watch = Watch(session)
-        samplers = watch.prepare(config, start=False)
+        samplers = watch.prepare(config, await read_api_keys(config, SlowFiles()), start=False)
         gpus = asyncio.create_task(watch.sample_gpus())
         try:
             await asyncio.gather(*(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in samplers))

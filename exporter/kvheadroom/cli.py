@@ -16,6 +16,7 @@ from kvheadroom import __version__
 from kvheadroom.capacity.errors import OperatorError
 
 if TYPE_CHECKING:
+    from kvheadroom.app import ConfigFile
     from kvheadroom.capacity.readings import Scrape, SourceFailure
     from kvheadroom.config import Config
 
@@ -193,10 +194,13 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     # Until the daemon listens for it, a reload means nothing; by default it would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    from kvheadroom.app import ConfigFile
+
     path: Path | None = arguments.config
     config = _config(path, arguments.target)
-    reload_config = None if path is None else lambda: _config(path, arguments.target)
-    _run_loop(lambda: _serve_until_stopped(config, arguments.listen, reload_config=reload_config))
+    config_file = None if path is None else ConfigFile(path, lambda: _config(path, arguments.target))
+    _run_loop(lambda: _serve_until_stopped(config, arguments.listen, config_file=config_file))
     return OK
 
 
@@ -295,7 +299,7 @@ async def _serve_until_stopped(
     *,
     notice: str | None = None,
     with_gpus: bool = True,
-    reload_config: "Callable[[], Config] | None" = None,
+    config_file: "ConfigFile | None" = None,
 ) -> None:
     from kvheadroom.app import serve
     from kvheadroom.outputs.server import parse_listen_address
@@ -313,7 +317,7 @@ async def _serve_until_stopped(
         parse_listen_address(listen),
         notice=notice,
         with_gpus=with_gpus,
-        reload_config=reload_config,
+        config_file=config_file,
         announce=announce,
     )
 
