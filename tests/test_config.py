@@ -75,6 +75,7 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         (REPLICA + "scrape_interval: 5 minutes", "/c.yaml: scrape_interval: '5 minutes' is no duration; write a number with its unit, e.g. 5s or 1m"),
         (REPLICA + "scrape_interval: 1ms", "/c.yaml: scrape_interval: input should be greater than or equal to 0.1, got '1ms'"),
         ("replicas: [{url: 'http://h:1', gpus: ['0']}]", "/c.yaml: replicas[0].gpus[0]: '0' is no UUID of a GPU; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..."),
+        ("replicas: [{url: 'http://h:1', gpus: [MIG-41b35f7b-1c5a]}]", "/c.yaml: replicas[0].gpus[0]: 'MIG-41b35f7b-1c5a' is a MIG device, and this version reads no memory of MIG devices; leave it out of `gpus`, and set `hbm_bytes` to the bytes of the slice (torch.cuda.mem_get_info()[1]) for the prediction"),
         (REPLICA + "session_tokens: [0]", "/c.yaml: session_tokens[0]: input should be greater than 0, got 0"),
         (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: a whole number is needed, got '256K'"),
         ("replicas: [{url: 'host:8000'}]", "/c.yaml: replicas[0].url: 'host:8000' is no server's address; write e.g. http://host:8000"),

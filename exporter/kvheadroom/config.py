@@ -79,6 +79,11 @@ def _expanded(value: str) -> str:
 
 
 def _gpu_uuid(value: str) -> str:
+    if value.startswith("MIG-"):
+        raise ValueError(
+            f"{value[:60]!r} is a MIG device, and this version reads no memory of MIG devices; leave it out of `gpus`, "
+            "and set `hbm_bytes` to the bytes of the slice (torch.cuda.mem_get_info()[1]) for the prediction"
+        )
     if not re.fullmatch(r"GPU-[0-9a-fA-F-]{8,}", value):
         raise ValueError(f"{value!r} is no UUID of a GPU; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-...")
     return value[:4] + value[4:].lower()

@@ -2,14 +2,18 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from kvheadroom.capacity.assessment import FleetAssessment, GpuAssessment, withhold_stale
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
+from kvheadroom.outputs.check_report import check_report
+from kvheadroom.outputs.json_report import status_report
 from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, PREFIX
 from kvheadroom.outputs.prometheus import exposition
+from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
 from tests.outputs.fleet import NOW, fleet
 
@@ -100,6 +104,28 @@ def test_the_memory_of_a_gpu_is_given_once_for_each_replica_that_it_serves() -> 
     # Unassigned, and a driver that counts what it reserves as used.
     assert of("gpu_memory_free_bytes", replica="", gpu="GPU-bbbbbbbb") == 81_913 * mib
     assert of("gpu_memory_reserved_bytes", gpu="GPU-bbbbbbbb") is None
+
+
+def test_memory_that_a_sleeping_engine_takes_back_is_free_for_nobody() -> None:
+    awake = fleet()
+    hub = awake.replicas[2]
+    engines = tuple(replace(e, snapshot=replace(e.snapshot, sleeping=True)) for e in hub.engines)
+    asleep = replace(
+        awake, replicas=tuple(replace(hub, engines=engines) if r is hub else r for r in awake.replicas)
+    )
+    body, _ = exposition(withhold_stale(asleep, NOW), NOW, "")
+    free = {labels for name, labels in samples(body.decode()) if name.endswith("_memory_free_bytes")}
+    # GPU-aaaaaaaa serves the sleeping replica and another one.
+    assert free == {(("gpu", "GPU-bbbbbbbb"), ("replica", ""))}
+    used = [name for name, _ in samples(body.decode()) if name.endswith("_memory_used_bytes")]
+    assert len(used) == 3
+    html = render_page(withhold_stale(asleep, NOW), NOW, None)
+    assert html.count("<td>an engine sleeps</td>") == 2
+    report = status_report(withhold_stale(asleep, NOW), NOW, None)
+    assert [gpu["free_bytes"] for gpu in report["gpus"]["gpus"]] == [None, 81_913 * 2**20]
+    assert any(
+        "free memory not told, an engine sleeps, serves gqa, hub" in row for row in check_report(asleep)
+    )
 
 
 def test_a_lost_gpu_is_down_and_hides_no_other() -> None:

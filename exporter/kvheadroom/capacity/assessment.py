@@ -141,6 +141,11 @@ class ReplicaAssessment:
         """Whether the first scrape is over, well or badly."""
         return bool(self.sources)
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether any of its engines sleeps; which of its GPUs that one has is not known."""
+        return any(engine.snapshot.sleeping for engine in self.engines)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReloadStatus:
@@ -207,6 +212,12 @@ class FleetAssessment:
     replicas: tuple[ReplicaAssessment, ...]
     reload: ReloadStatus | None = None
     gpus: GpuAssessment | None = None
+
+    def free_bytes(self, gpu: GpuSnapshot) -> int | None:
+        """Memory of a GPU that is there to be used; None while an engine on it sleeps, which takes it back as it wakes."""
+        asleep = {replica.replica for replica in self.replicas if replica.sleeps}
+        serves = () if self.gpus is None else self.gpus.replicas_of(gpu.gpu)
+        return None if asleep.intersection(serves) else gpu.free_bytes
 
 
 def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:

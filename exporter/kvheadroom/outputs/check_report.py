@@ -43,7 +43,7 @@ def check_report(fleet: FleetAssessment) -> Iterator[str]:
             yield from _engine(engine)
         yield ""
     if fleet.gpus is not None:
-        yield from _gpus(fleet.gpus)
+        yield from _gpus(fleet, fleet.gpus)
     complete = sum(_is_complete(replica) for replica in fleet.replicas)
     yield f"{complete} of {len(fleet.replicas)} replicas complete"
 
@@ -88,14 +88,16 @@ def _engine(engine: Assessment) -> Iterator[str]:
         yield _row("  cannot", f"predict: {reason}")
 
 
-def _gpus(gpus: GpuAssessment) -> Iterator[str]:
+def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> Iterator[str]:
     if gpus.reading.driver_absent:
         yield "GPUs of this machine: no NVIDIA driver is installed, which is fine on a machine without GPUs"
     else:
         yield f"GPUs of this machine: {len(gpus.reading.gpus)} read"
     for gpu in gpus.reading.gpus:
         serves = ", ".join(gpus.replicas_of(gpu.gpu)) or "no replica (give it to one with `gpus: [UUID]`)"
-        yield _row("gpu", f"{gpu.gpu} {gpu.name}, {size(gpu.free_bytes)} free, serves {serves}")
+        free = fleet.free_bytes(gpu)
+        told = "free memory not told, an engine sleeps" if free is None else f"{size(free)} free"
+        yield _row("gpu", f"{gpu.gpu} {gpu.name}, {told}, serves {serves}")
     for failure in gpus.reading.failures:
         yield _row("gpu", f"FAILED, {failure.reason}: {failure.detail}")
     for name, replica in gpus.not_here():

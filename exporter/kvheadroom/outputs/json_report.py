@@ -35,7 +35,7 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
         "now": now,
         "config_fault": None if fleet.reload is None else fleet.reload.fault,
         "replicas": [_replica(replica, now) for replica in fleet.replicas],
-        "gpus": None if fleet.gpus is None else _gpus(fleet.gpus),
+        "gpus": None if fleet.gpus is None else _gpus(fleet, fleet.gpus),
     }
 
 
@@ -106,7 +106,7 @@ def _replica(replica: ReplicaAssessment, now: float) -> dict[str, Any]:
     }
 
 
-def _gpus(gpus: GpuAssessment) -> dict[str, Any]:
+def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> dict[str, Any]:
     return {
         "driver_absent": gpus.reading.driver_absent,
         "taken_at": gpus.reading.taken_at,
@@ -118,7 +118,7 @@ def _gpus(gpus: GpuAssessment) -> dict[str, Any]:
                 "total_bytes": gpu.total_bytes,
                 "reserved_bytes": gpu.reserved_bytes,
                 "used_bytes": gpu.used_bytes,
-                "free_bytes": gpu.free_bytes,
+                "free_bytes": fleet.free_bytes(gpu),
                 "accounting": gpu.accounting,
             }
             for gpu in gpus.reading.gpus

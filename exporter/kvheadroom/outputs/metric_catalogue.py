@@ -284,7 +284,12 @@ GPU_USED = Metric(
     GPU_LABELS,
     "Allocated by all processes on the GPU; with drivers that know no v2 accounting, reserved included.",
 )
-GPU_FREE = Metric("gpu_memory_free_bytes", "gauge", GPU_LABELS, "Free memory of the GPU, NVML.")
+GPU_FREE = Metric(
+    "gpu_memory_free_bytes",
+    "gauge",
+    GPU_LABELS,
+    "Free memory of the GPU, NVML; absent while an engine on it sleeps, which takes it back as it wakes.",
+)
 GPU_UP = Metric(
     "gpu_up",
     "gauge",

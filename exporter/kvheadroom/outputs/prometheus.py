@@ -141,7 +141,7 @@ def _nvml_failures(fleet: FleetAssessment) -> Iterator[Sample]:
 def _gpu_memory(field: str) -> Callable[[FleetAssessment], Iterator[Sample]]:
     def samples(fleet: FleetAssessment) -> Iterator[Sample]:
         for gpu in () if fleet.gpus is None else fleet.gpus.reading.gpus:
-            value = getattr(gpu, field)
+            value = fleet.free_bytes(gpu) if field == "free_bytes" else getattr(gpu, field)
             if value is not None:
                 for labels in _gpu_labels(fleet, gpu.gpu):
                     yield labels, value
