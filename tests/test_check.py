@@ -5,6 +5,7 @@ import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+from tests.conftest import capture
 from tests.daemon import COMMAND
 from tests.doubles.http_server import http_server, text_answer
 from tests.test_daemon import SHIPPED_MODEL, vllm_answers
@@ -59,6 +60,18 @@ def test_one_replica_that_fails_hides_nothing_of_the_others(tmp_path: Path) -> N
     assert "FAILED, stats_disabled" in run.stdout or "FAILED, not_vllm" in run.stdout
     assert "difference 0" in run.stdout
     assert "1 of 3 replicas complete" in run.stdout
+
+
+def test_a_page_that_contradicts_itself_is_a_problem_and_ends_with_1(tmp_path: Path) -> None:
+    page = capture("gqa_light_steady").replace(b'effective_attention_block_size="32",', b"")
+    page = page.replace(b'block_size="32"', b'block_size="4"')
+    with http_server({**vllm_answers(), "/metrics": text_answer(page)}) as (url, _):
+        run = check("--config", config_file(tmp_path, f"replicas: [{{url: '{url}', name: r, gpu: CPU}}]"))
+    assert run.returncode == 1
+    assert (
+        "  problem     contradiction: engine 0: 128 blocks of block_size 4 are 512 tokens, and "
+        "kv_cache_size_tokens says 4,096: " in run.stdout
+    )
 
 
 def test_a_slow_server_is_waited_for(tmp_path: Path) -> None:
