@@ -7,5 +7,5 @@ try:
 
     sys.exit(main())
 except KeyboardInterrupt:
-    # Before the first line of a command has run.
+    # Before the first line of `main`, or after its last.
     sys.exit(130)

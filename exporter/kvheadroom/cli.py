@@ -7,6 +7,7 @@ Exit codes: 0 fine; 1 it ran, but something is missing or failed; 2 usage or con
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -32,11 +33,16 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; the value is the exit code.
 
     The commands import what they need themselves: so --help is quick, and Ctrl-C is heard from the first moment.
+    It ends the process there and then: a KeyboardInterrupt in the midst of an import can be lost or turned into
+    another error by the library that is being imported, as pydantic's compiled part does.
     """
     _open_closed_streams()
-    arguments: argparse.Namespace | None = None
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         arguments = make_parser().parse_args(argv)
+        if arguments.run in (_serve, _demo):
+            # The way to end a daemon. It listens for it itself as soon as there is something to close.
+            signal.signal(signal.SIGINT, lambda *_: os._exit(OK))
         code: int = arguments.run(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -44,8 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"kvheadroom: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        # The way to end a daemon; anything else was broken off.
-        return OK if arguments is not None and arguments.run in (_serve, _demo) else INTERRUPTED
+        # A second Ctrl-C, while the daemon was closing.
+        return OK
     except BrokenPipeError:
         # The reader has seen enough. What is still buffered must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -190,8 +196,6 @@ def _add_listen(command: argparse.ArgumentParser, default: str) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    import signal
-
     # Until the daemon listens for it, a reload means nothing; by default it would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -285,12 +289,7 @@ def _run_loop(start: "Callable[[], Coroutine[Any, Any, None]]") -> None:
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("aiohttp.server").addFilter(QuietBadRequests())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        main_task = start()
-        try:
-            runner.run(main_task)
-        finally:
-            # Ctrl-C may come before its first step; Python would say that nobody awaited it.
-            main_task.close()
+        runner.run(start())
 
 
 async def _serve_until_stopped(
