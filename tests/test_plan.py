@@ -102,7 +102,7 @@ def test_every_line_is_answered_in_its_place_and_unknown_ends_with_1(tmp_path: P
         ({"flags": {"tensor_parallel_size": 4, "decode_context_parallel_size": 3}}, "decode_context_parallel_size=3"),
         ({"available_bytes": 100}, "less than one block"),
         ({"config": {**TINY_LLAMA, "vocab_size": 100}, "flags": {"tensor_parallel_size": 4}}, None),
-        ({"config": {**TINY_LLAMA, "vocab_size": 150, "num_attention_heads": 6, "num_key_value_heads": 6},
+        ({"config": {**TINY_LLAMA, "vocab_size": 150, "hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 6},
           "flags": {"tensor_parallel_size": 6}}, "vocabulary of 192"),
     ],
 )  # fmt: skip
@@ -130,6 +130,22 @@ def test_the_whole_table_goes_through_the_command(tmp_path: Path) -> None:
     assert len(run.stdout.splitlines()) == len(path.read_bytes().splitlines())
 
 
+def test_lines_nested_as_deeply_as_can_be_read_are_answered(tmp_path: Path) -> None:
+    lines = []
+    for depth in range(900, 1020):
+        bomb = '{"rope_scaling":' * depth + "1" + "}" * depth
+        lines += [
+            json.dumps({**CASE, "config": {**TINY_LLAMA, "head_dim": "BOMB"}}).replace('"BOMB"', bomb),
+            json.dumps({**CASE, "flags": {"kv_cache_dtype": "BOMB"}}).replace('"BOMB"', bomb),
+            json.dumps({**CASE, "flags": {"speculative_config": ["BOMB"]}}).replace('"BOMB"', bomb),
+        ]
+    run = plan(cases(tmp_path, *lines))
+    assert (run.returncode, run.stderr) == (1, "")
+    answers = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(answers) == len(lines)
+    assert all(answer["unknown"] for answer in answers)
+
+
 @pytest.mark.parametrize("name", ["absent.jsonl", ""])
 def test_a_file_that_cannot_be_read_ends_with_2(tmp_path: Path, name: str) -> None:
     run = plan(tmp_path / name)
@@ -137,17 +153,26 @@ def test_a_file_that_cannot_be_read_ends_with_2(tmp_path: Path, name: str) -> No
     assert len(run.stderr.splitlines()) == 1
 
 
+DAEMONS_LIBRARIES = {"aiohttp", "jinja2", "prometheus_client", "pydantic", "pynvml", "uvloop", "yaml"}
+
+
+def imported_by(tmp_path: Path, code: str, *arguments: str) -> set[str]:
+    """Those of the daemon's libraries that a program has imported when it ends."""
+    told = tmp_path / "modules.json"
+    code += f"; import json; json.dump(sorted(sys.modules), open({str(told)!r}, 'w'))"
+    subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=True, timeout=60)
+    return DAEMONS_LIBRARIES & {name.split(".")[0] for name in json.loads(told.read_text())}
+
+
 def test_planning_needs_none_of_the_daemons_libraries(tmp_path: Path) -> None:
     path = cases(tmp_path, CASE)
+    code = "import sys; from kvheadroom.cli import main; main(sys.argv[1:])"
+    assert imported_by(tmp_path, code, "plan", "--cases", str(path)) == set()
+
+
+def test_the_core_as_a_library_needs_none_of_them_either(tmp_path: Path) -> None:
     code = (
-        "import sys; from kvheadroom.cli import main; main(sys.argv[1:]);"
-        "print({'aiohttp', 'prometheus_client', 'pynvml', 'jinja2'} & set(sys.modules), file=sys.stderr)"
+        "import sys, json; from kvheadroom.capacity.cases import plan_case;"
+        "assert plan_case(json.loads(sys.argv[1]))['num_blocks'] == 128"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code, "plan", "--cases", str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert run.stderr.strip() == "set()"
+    assert imported_by(tmp_path, code, json.dumps(CASE)) == set()

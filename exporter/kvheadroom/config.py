@@ -128,7 +128,15 @@ class VllmFlags(_Strict):
     kv_cache_memory_bytes: PositiveInt | None = None
     num_gpu_blocks_override: PositiveInt | None = None
     enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    async_scheduling: bool | None = None
+    disable_hybrid_kv_cache_manager: bool | None = None
+    mamba_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    mamba_block_size: PositiveInt | None = None
+    kv_offloading_size: Annotated[float, Field(gt=0, strict=False)] | None = None
     attention_backend: str | None = None
+    kv_transfer_config: dict[str, Any] | None = None
     speculative_config: dict[str, Any] | None = None
     hf_overrides: dict[str, Any] | None = None
 

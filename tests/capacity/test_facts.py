@@ -4,6 +4,7 @@ import pytest
 
 from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, Origin, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.kv_cache import Refusal, plan_layout
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import parse_release, rules_for
@@ -94,9 +95,21 @@ def test_what_is_said_to_be_off_is_no_longer_assumed() -> None:
     assert said.obstacles == ()
 
 
-def test_an_echoed_flag_that_is_not_modelled_is_an_obstacle() -> None:
-    skipping = facts(echoed=EchoedFlags(kv_cache_dtype_skip_layers=("0", "31")))
-    assert skipping.obstacles == ("the flag kv_cache_dtype_skip_layers=0,31 is not modelled by this version",)
+def test_a_flag_that_is_not_modelled_is_an_obstacle() -> None:
+    overridden = facts(flags={"hf_overrides": {"head_dim": 64}})
+    assert overridden.obstacles == ("the flag hf_overrides={'head_dim': 64} is not modelled",)
+    assert predict(overridden).layout is None
+    assert predict(overridden).cannot_predict == overridden.obstacles
+
+
+def test_layers_that_the_engine_says_keep_their_dtype_are_taken_and_win_over_the_config() -> None:
+    echoed = EchoedFlags(kv_cache_dtype_skip_layers=("0", "3"))
+    assert facts(echoed=echoed).flags.kv_cache_dtype_skip_layers == ("0", "3")
+    assert "kv_cache_dtype_skip_layers" not in dict(facts(echoed=echoed).assumed())
+    said = {"kv_cache_dtype_skip_layers": ["1"]}
+    assert facts(flags=said).flags.kv_cache_dtype_skip_layers == ("1",)
+    assert facts(flags=said, echoed=echoed).flags.kv_cache_dtype_skip_layers == ("0", "3")
+    assert dict(facts().assumed())["kv_cache_dtype_skip_layers"] == "none (vLLM's default)"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +127,7 @@ def test_heads_that_cannot_be_shared_out_are_refused_as_vllm_refuses_them(
         config={**TINY_LLAMA, "num_key_value_heads": kv_heads},
         flags={"tensor_parallel_size": tensor_parallel_size},
     )
-    assert refused.refused == (reason,)
+    assert plan_layout(refused) == Refusal((reason,))
     prediction = predict(refused)
     assert prediction.layout is None
     assert prediction.cannot_predict == (f"vLLM refuses: {reason}",)
@@ -160,6 +173,41 @@ def test_every_flag_that_nobody_said_is_listed_as_assumed() -> None:
         ).assumed()
     )
     assert not {"platform", "tensor_parallel_size", "pipeline_parallel_size", "block_size"} & set(said)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flags", "tokens"),
+    [
+        ("L40S", {}, 2048),
+        ("A100-80GB", {}, 2048),  # 80 GB, but an A100
+        ("H100", {}, 8192),
+        ("B200", {}, 16384),
+        ("cpu", {}, 2048),
+        ("cpu", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 8192),
+        ("H100", {"max_num_batched_tokens": 777}, 777),
+        # 3 requests of at most 2,048 tokens
+        ("H100", {"max_num_seqs": 3}, 6144),
+        (None, {"max_num_batched_tokens": 777}, 777),
+        (None, {}, None),
+    ],
+)
+def test_how_many_tokens_are_batched_goes_by_the_gpu_unless_it_is_said(
+    gpu: str | None, flags: dict[str, int], tokens: int | None
+) -> None:
+    batched = facts(gpu=gpu, flags=flags).max_num_batched_tokens
+    assert (None if batched is None else batched.value) == tokens
+    if batched is not None:
+        assert batched.assumed == ("max_num_batched_tokens" not in flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "batches"),
+    [({}, 2), ({"async_scheduling": False}, 1), ({"pipeline_parallel_size": 2}, 3)],
+)
+def test_a_batch_more_than_there_are_stages_is_in_flight_where_scheduling_is_ahead(
+    flags: dict[str, int], batches: int
+) -> None:
+    assert facts(flags={"max_num_batched_tokens": 1000, **flags}).in_flight_tokens == 1000 * batches
 
 
 def test_the_overhead_is_a_guess_until_the_operator_says_one() -> None:

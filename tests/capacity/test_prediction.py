@@ -17,9 +17,13 @@ DEEPSEEK = {
     "num_attention_heads": 4,
     "hidden_size": 128,
     "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
     "torch_dtype": "bfloat16",
 }
+# A head that every backend of every GPU takes
+USUAL_LLAMA = {**TINY_LLAMA, "head_dim": 128}
 
 
 def test_latent_attention_on_a_cpu_has_blocks_of_16_whatever_the_flag_says() -> None:
@@ -43,14 +47,51 @@ def test_latent_attention_on_a_cpu_has_blocks_of_16_whatever_the_flag_says() -> 
         assert prediction.pool.max_concurrency == 3.546875
 
 
-def test_latent_attention_on_an_unknown_gpu_needs_the_gpu_or_the_block_size_said() -> None:
+def test_latent_attention_needs_the_gpu_said_for_each_has_blocks_of_its_own() -> None:
     unsaid = predict(facts(config=DEEPSEEK, flags={"kv_cache_memory_bytes": 1 << 30}))
     assert unsaid.layout is None
-    assert "say the GPU (`gpu: H200`), or `flags: {block_size: N}`" in " ".join(unsaid.cannot_predict)
+    assert "say it (`gpu: H200`" in " ".join(unsaid.cannot_predict)
     for gpu, block_size in (("H200", 16), ("B200", 32), ("A100-80GB", 16)):
         layout = predict(facts(config=DEEPSEEK, gpu=gpu, weights_bytes=1)).layout
         assert layout is not None
         assert layout.block_size == block_size
+
+
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+def test_plain_attention_needs_no_gpu_said_for_all_cut_it_alike(dtype: str) -> None:
+    # 4 layers x 2 (K, V) x 2 KV heads x 128 x 2 or 1 B
+    bytes_per_token = 4096 if dtype == "auto" else 2048
+    layout = predict(facts(config=USUAL_LLAMA, flags={"kv_cache_dtype": dtype})).layout
+    assert layout is not None
+    assert (layout.bytes_per_token, layout.block_size) == (bytes_per_token, 16)
+
+
+def test_windows_need_the_gpu_or_the_tokens_of_a_batch_said() -> None:
+    config = {**TINY_LLAMA, "sliding_window": 64}
+    unsaid = predict(facts(config=config))
+    assert unsaid.layout is None
+    assert "`flags: {max_num_batched_tokens: N}`" in " ".join(unsaid.cannot_predict)
+    layout = predict(facts(config=config, flags={"max_num_batched_tokens": 100})).layout
+    assert layout is not None
+    # 63 tokens of the window and two batches of 100 in flight are 263: 17 blocks of 16, and one more
+    assert [layout.blocks_per_session(tokens) for tokens in (1, 16, 17, 262, 263, 2048)] == [
+        2,
+        2,
+        3,
+        18,
+        18,
+        18,
+    ]
+    assert layout.bytes_per_token == 0
+
+
+def test_a_config_that_leaves_open_what_backends_go_by_is_unknown_not_refused() -> None:
+    for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"):
+        config = {name: value for name, value in DEEPSEEK.items() if name != key}
+        (reason,) = predict(
+            facts(config=config, gpu="H200", hbm_bytes=10**11, weights_bytes=1)
+        ).cannot_predict
+        assert reason.startswith(f"config.json: `{key}` is None")
 
 
 def test_that_a_cpu_without_amx_is_taken_is_an_assumption() -> None:
@@ -134,12 +175,15 @@ def test_a_pool_smaller_than_one_block_is_no_pool() -> None:
         # vLLM's Qwen2 does not look at head_dim
         ({"architectures": ["Qwen2ForCausalLM"], "head_dim": 64}, 1024),
         ({"architectures": ["Qwen3ForCausalLM"], "head_dim": 64}, 2048),
-        ({"use_sliding_window": False, "sliding_window": 64}, 1024),
         ({"layer_types": ["full_attention"] * 4}, 1024),
+        # The layer types say where the window is; vLLM's Llama does not look at use_sliding_window
+        ({"sliding_window": 64, "layer_types": ["full_attention"] * 4}, 1024),
+        ({"sliding_window": 0}, 1024),  # how some checkpoints say none
+        ({"attention_chunk_size": 8192}, 1024),  # only Llama 4 has chunks
     ],
 )
 def test_config_json_fields_are_read_as_vllm_reads_them(change: dict[str, Any], bytes_per_token: int) -> None:
-    prediction = predict(facts(config={**TINY_LLAMA, **change}))
+    prediction = predict(facts(config={**TINY_LLAMA, **change}, gpu="H100"))
     assert prediction.layout is not None
     assert prediction.layout.bytes_per_token == bytes_per_token
 
@@ -148,45 +192,50 @@ def test_config_json_fields_are_read_as_vllm_reads_them(change: dict[str, Any], 
     ("change", "reason"),
     [
         ({"architectures": None}, "names no architecture"),
-        ({"architectures": ["Gemma3ForCausalLM"]}, "Gemma3ForCausalLM are not known"),
-        ({"sliding_window": 64}, "sliding window of 64"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of type sliding_attention"),
-        ({"attention_chunk_size": 8192}, "attention_chunk_size 8192"),
+        ({"architectures": ["Nobody"]}, "rules of Nobody are not known"),
+        ({"architectures": "LlamaForCausalLM"}, "names no architecture"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "names no architecture"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "`layer_types` has 2 entries for 4 layers",
+        ),
         ({"num_hidden_layers": "4"}, "`num_hidden_layers` is '4'"),
         ({"num_hidden_layers": True}, "`num_hidden_layers` is True"),
         ({"num_attention_heads": 0}, "`num_attention_heads` is 0"),
         ({"hidden_size": None, "head_dim": None}, "`hidden_size` is None"),
-        ({"hidden_size": 3, "head_dim": None}, "larger than `hidden_size`"),
+        ({"hidden_size": 3, "head_dim": None}, "`num_attention_heads` is larger than the hidden size"),
         ({"num_hidden_layers": 10**400}, "`num_hidden_layers` is out of range"),
         ({"num_hidden_layers": -1}, "`num_hidden_layers` is -1"),
         ({"max_position_embeddings": 0}, "`max_position_embeddings` is 0"),
-        ({"dual_chunk_attention_config": {"chunk_size": 8192}}, "dual chunk attention"),
-        ({"compression_config": {"kv_cache_scheme": {"num_bits": 8}}}, "KV-cache scheme of its own"),
         (
-            {"quantization_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}},
-            "KV-cache scheme of its own",
+            {"dual_chunk_attention_config": {"chunk_size": 8192}},
+            "`dual_chunk_attention_config` is not modelled",
         ),
-        ({"torch_dtype": "float64"}, "a KV cache of type 'float64'"),
+        (
+            {"compression_config": {"kv_cache_scheme": {"num_bits": 8}}},
+            "the checkpoint's own KV-cache scheme",
+        ),
+        ({"torch_dtype": "float64"}, "a model in float64 is not modelled"),
         # Left-out keys whose default is transformers' own and may change with it
         ({"architectures": ["MistralForCausalLM"]}, "`sliding_window` is left out"),
         ({"architectures": ["Qwen3ForCausalLM"], "head_dim": None}, "`head_dim` is None"),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": None},
-            "`num_key_value_heads` is None",
-        ),
+        ({"architectures": ["Gemma3ForCausalLM"]}, "`sliding_window` is left out"),
         ({"architectures": ["Glm4MoeForCausalLM"], "head_dim": None}, "`head_dim` is None"),
-        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, "KV-cache scheme of its own"),
+        (
+            {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}},
+            "the checkpoint's own KV-cache scheme",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_modelled_says_why(change: dict[str, Any], reason: str) -> None:
-    prediction = predict(facts(config={**TINY_LLAMA, **change}))
+    prediction = predict(facts(config={**TINY_LLAMA, **change}, gpu="H100"))
     assert prediction.layout is None
     assert reason in " ".join(prediction.cannot_predict)
 
 
 def test_a_declared_kv_scheme_is_no_obstacle_once_the_dtype_is_said() -> None:
     config = {**TINY_LLAMA, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}
-    prediction = predict(facts(config=config, echoed=EchoedFlags(kv_cache_dtype="fp8_e4m3")))
+    prediction = predict(facts(config=config, gpu="H100", echoed=EchoedFlags(kv_cache_dtype="fp8_e4m3")))
     assert prediction.layout is not None
     assert prediction.layout.bytes_per_token == 512
 
@@ -202,7 +251,7 @@ def test_a_declared_kv_scheme_is_no_obstacle_once_the_dtype_is_said() -> None:
 def test_more_memory_never_holds_fewer_tokens_and_longer_sessions_never_more(
     available: int, more: int, block_size: int, tp: int, kv_heads: int, length: int
 ) -> None:
-    config = {**TINY_LLAMA, "num_key_value_heads": kv_heads, "num_attention_heads": 48}
+    config = {**TINY_LLAMA, "num_key_value_heads": kv_heads, "num_attention_heads": 48, "hidden_size": 768}
 
     def plan(memory: int) -> Prediction:
         flags = {"kv_cache_memory_bytes": memory, "block_size": block_size, "tensor_parallel_size": tp}

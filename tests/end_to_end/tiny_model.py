@@ -73,6 +73,39 @@ MODEL_CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "pad_token_id": SPECIAL_TOKENS["<pad>"],
     },
 }
+# Five layers that look back 256 tokens and one that looks back over everything.
+_GQA = MODEL_CONFIGS["gqa"]
+MODEL_CONFIGS = {
+    **MODEL_CONFIGS,
+    "windows": {
+        **_GQA,
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "sliding_window": 256,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"],
+        "query_pre_attn_scalar": 32,
+        "rope_local_base_freq": 10000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+    # Three layers with a state of fixed size (a short convolution's) and one of full attention.
+    "hybrid": {
+        **_GQA,
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "conv_dim": 128,
+        "conv_dim_out": 128,
+        "conv_bias": False,
+        "conv_use_xavier_init": False,
+        "block_dim": 128,
+        "block_ff_dim": 256,
+        "block_multiple_of": 16,
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": 1e-5,
+    },
+}
 
 
 def write_model(folder: Path, name: str = "gqa") -> Path:

@@ -4,12 +4,11 @@ A case is `{id, config, flags, gpu, vllm_version, available_bytes, lengths}`; th
 forms of the reference: planned, refused, unknown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvheadroom.capacity.facts import (
     PARALLEL_FLAGS,
-    UNMODELLED_FLAGS,
     EngineFacts,
     ModelFiles,
     OperatorFacts,
@@ -17,29 +16,43 @@ from kvheadroom.capacity.facts import (
 )
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import ALIASES, CPU, GPUS
-from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
+from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
+from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
 
-# Flags that leave the KV cache of the models known here as it is.
+# Flags that leave the KV cache as it is.
 WITHOUT_EFFECT = frozenset(
-    {
-        "async_scheduling",
-        "data_parallel_size",
-        "disable_hybrid_kv_cache_manager",
-        "enable_expert_parallel",
-        "enable_prefix_caching",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "trust_remote_code",
-    }
+    {"data_parallel_size", "enable_expert_parallel", "mamba_cache_mode", "trust_remote_code"}
 )
-_COUNTS = (*PARALLEL_FLAGS, "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+_COUNTS = (
+    *PARALLEL_FLAGS,
+    "block_size",
+    "kv_cache_memory_bytes",
+    "mamba_block_size",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "num_gpu_blocks_override",
+)
 _TEXTS = ("attention_backend", "dtype", "kv_cache_dtype")
-_KNOWN = frozenset(
-    {*_COUNTS, *_TEXTS, "max_model_len", "speculative_config", *UNMODELLED_FLAGS, *WITHOUT_EFFECT}
+_STATE_DTYPES = ("mamba_cache_dtype", "mamba_ssm_cache_dtype")
+_SWITCHES = (
+    "async_scheduling",
+    "disable_hybrid_kv_cache_manager",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
 )
+_OTHERS = (
+    "hf_overrides",
+    "kv_cache_dtype_skip_layers",
+    "kv_offloading_size",
+    "kv_transfer_config",
+    "max_model_len",
+    "speculative_config",
+)
+_KNOWN = frozenset({*_COUNTS, *_TEXTS, *_STATE_DTYPES, *_SWITCHES, *_OTHERS, *WITHOUT_EFFECT})
 _LARGEST = 2**53
+_LONGEST_REASON = 500
 
 
 class _UnknownCaseError(Exception):
@@ -51,9 +64,19 @@ def plan_case(case: Mapping[str, Any]) -> dict[str, Any]:
     name = case.get("id")
     identity = {"id": name if isinstance(name, str) else None}
     try:
-        return identity | _answer(case)
+        answer = _answer(case)
     except _UnknownCaseError as reason:
-        return identity | {"unknown": str(reason)}
+        answer = {"unknown": str(reason)}
+    for key in ("error", "unknown"):
+        if key in answer:
+            answer[key] = _one_line(answer[key])
+    return identity | answer
+
+
+def _one_line(reason: str) -> str:
+    """A reason may repeat words of the case, whatever they hold."""
+    line = " ".join(reason.split())
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 
 def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,10 +86,11 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         raise _UnknownCaseError("`config` is no mapping (a parsed config.json)")
     auto_fit = flags.get("max_model_len") in (-1, "auto")
     length = None if auto_fit else flags.get("max_model_len")
+    named = {name: value for name, value in flags.items() if name != "max_model_len"}
+    if length is not None:
+        named["max_model_len"] = length
     facts = resolve_facts(
-        operator=OperatorFacts(
-            flags={k: v for k, v in flags.items() if k != "max_model_len"}, gpu=_gpu(case)
-        ),
+        operator=OperatorFacts(flags=named, gpu=_gpu(case)),
         answers=ServerAnswers(version=version if isinstance(version, str) else None),
         echoed=EchoedFlags(),
         model_files=ModelFiles(folder="", config=config),
@@ -75,22 +99,22 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         raise _UnknownCaseError("; ".join(facts.obstacles))
     if facts.model is None:
         raise _UnknownCaseError("the model is not known")
-    if facts.refused:
-        return {"refused": True, "error": "; ".join(facts.refused)}
-    longest = facts.model.longest_context
-    if longest is None:
+    layout = plan_layout(facts)
+    if isinstance(layout, Refusal):
+        return {"refused": True, "error": "; ".join(layout.reasons)}
+    longest, usual = facts.model.longest_context, facts.model.usual_context
+    if longest is None or usual is None:
         raise _UnknownCaseError("config.json does not tell the longest context in a way that is modelled")
     if length is not None and length > longest:
         error = f"max_model_len ({length}) is greater than the model's longest context ({longest})"
         return {"refused": True, "error": error}
-    layout = plan_layout(facts)
     if isinstance(layout, str) or layout is None:
         raise _UnknownCaseError(layout or "the layout is not known")
     pool = plan_pool(
         layout,
         _available(case, facts, layout),
         flags.get("num_gpu_blocks_override"),
-        length or longest,
+        length or usual,
         fit_length=auto_fit,
     )
     if isinstance(pool, str):
@@ -135,23 +159,43 @@ def _flags(given: Any) -> dict[str, Any]:
     flags = {name: value for name, value in given.items() if value is not None}
     unknown = sorted(set(map(str, flags)) - _KNOWN)
     if unknown:
-        raise _UnknownCaseError(f"the flag {unknown[0]} is not known to this version")
-    for name in _COUNTS:
-        if name in flags and not _is_count(flags[name]):
-            raise _UnknownCaseError(
-                f"the flag {name} is {flags[name]!r}; a whole number above 0 is needed"[:200]
-            )
-    for name in _TEXTS:
-        if name in flags and not isinstance(flags[name], str):
-            raise _UnknownCaseError(f"the flag {name} is {flags[name]!r}; a word is needed"[:200])
-    length = flags.get("max_model_len")
-    if length is not None and length not in (-1, "auto") and not _is_count(length):
-        raise _UnknownCaseError(f"the flag max_model_len is {length!r}; a whole number above 0, or -1"[:200])
+        raise _UnknownCaseError(f"the flag {unknown[0][:80]} is not known to this version")
+    for names, is_right, wanted in _FLAG_TYPES:
+        for name in names:
+            if name in flags and not is_right(flags[name]):
+                raise _UnknownCaseError(f"the flag {name} is {shown(flags[name])}; {wanted} is needed")
     return flags
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
+
+
+def _is_state_dtype(value: Any) -> bool:
+    return isinstance(value, str) and value in ("auto", "float32", "float16", "bfloat16")
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+
+
+_FLAG_TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (_COUNTS, _is_count, "a whole number above 0"),
+    (_TEXTS, lambda value: isinstance(value, str), "a word"),
+    (_STATE_DTYPES, _is_state_dtype, "auto, float32, float16 or bfloat16"),
+    (_SWITCHES, lambda value: isinstance(value, bool), "true or false"),
+    (("kv_cache_dtype_skip_layers",), _is_words, "a list of words"),
+    (("kv_offloading_size",), _is_size, "a number of GiB above 0"),
+    (
+        ("max_model_len",),
+        lambda value: value in (-1, "auto") or _is_count(value),
+        "a whole number above 0, or -1",
+    ),
+)
 
 
 def _gpu(case: Mapping[str, Any]) -> str:
@@ -162,7 +206,7 @@ def _gpu(case: Mapping[str, Any]) -> str:
     if name.lower() == CPU:
         return CPU
     if name not in GPUS:
-        raise _UnknownCaseError(f"the GPU {name[:40]!r} is not in the catalogue ({', '.join(GPUS)}, CPU)")
+        raise _UnknownCaseError(f"the GPU {shown(name)} is not in the catalogue ({', '.join(GPUS)}, CPU)")
     return name
 
 

@@ -6,7 +6,8 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from kvheadroom.capacity.gpu_catalogue import CPU
-from kvheadroom.capacity.model_geometry import LatentAttention, ModelGeometry
+from kvheadroom.capacity.layer_stack import Layers
+from kvheadroom.capacity.model_geometry import ModelGeometry
 from kvheadroom.capacity.parallelism import Parallelism
 from kvheadroom.capacity.release_rules import ReleaseRules
 
@@ -53,12 +54,21 @@ class MissingFact:
     way_out: str
 
 
-# Flags that change the KV cache or its memory in ways this version does not model: with the value that
-# means "off", and what it is when nobody says. vllm/engine/arg_utils.py, 0.33.0.
-UNMODELLED_FLAGS: Mapping[str, tuple[Any, str]] = {
-    "kv_cache_dtype_skip_layers": ((), "none"),
-    "attention_backend": (None, "chosen by vLLM"),
-    "hf_overrides": (None, "none"),
+# Flags that may change the KV cache, and what they are when nobody says (vllm/engine/arg_utils.py, 0.33.0).
+SILENT_FLAGS: Mapping[str, str] = {
+    "kv_cache_dtype_skip_layers": "none",
+    "attention_backend": "chosen by vLLM",
+    "hf_overrides": "none",
+    "kv_transfer_config": "none",
+}
+# The same, where layers look back over a window, or keep a recurrent state.
+WINDOW_FLAGS: Mapping[str, str] = {
+    "disable_hybrid_kv_cache_manager": "off",
+    "async_scheduling": "on",
+}
+STATE_FLAGS: Mapping[str, str] = {
+    "mamba_cache_dtype": "auto",
+    "mamba_ssm_cache_dtype": "auto",
 }
 PARALLEL_FLAGS = (
     "tensor_parallel_size",
@@ -120,6 +130,45 @@ class ServerAnswers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFlags:
+    """Flags that decide the cache, by vLLM's names; None: not said, and vLLM's default depends on the model.
+
+    Attributes:
+        offloading: `--kv-offloading-size` is given.
+        connector: `--kv-transfer-config` is given.
+    """
+
+    attention_backend: str | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    disable_hybrid_kv_cache_manager: bool = False
+    async_scheduling: bool = True
+    kv_cache_dtype_skip_layers: tuple[str, ...] = ()
+    mamba_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
+    mamba_block_size: int | None = None
+    offloading: bool = False
+    connector: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Speculative decoding: what drafts, and the layers that it adds to the cache.
+
+    Attributes:
+        tokens: tokens drafted per step.
+        longest_context: the longest context that the draft takes, None: that of its target.
+        note: how it is known, where nobody said it.
+    """
+
+    method: str | None = None
+    tokens: int = 0
+    layers: Layers = ()
+    longest_context: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """All that a prediction may use, and all that is missing for it.
 
@@ -129,11 +178,12 @@ class EngineFacts:
         model: None when the files or the architecture are not known (then `missing` says why).
         kv_cache_dtype: vLLM's word (`auto`, `fp8`, ...).
         dtype: `--dtype`.
-        draft_layers: layers of multi-token prediction that are loaded, which have a KV cache too.
-        attention_backend: `--attention-backend`, None when vLLM chooses.
+        flags: the flags that nothing else here stands for.
+        draft: speculative decoding.
+        max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
+        silent_flags: flags that may matter and that nobody said, with vLLM's default.
         obstacles: why no prediction can be made although the fact is known ("cannot predict: ...").
-        refused: why vLLM would not start with these flags.
     """
 
     rules: ReleaseRules
@@ -149,8 +199,9 @@ class EngineFacts:
     prefill_context_parallel_size: Fact[int]
     kv_cache_dtype: Fact[str]
     dtype: Fact[str]
-    draft_layers: Fact[int]
-    attention_backend: str | None
+    flags: CacheFlags
+    draft: Draft
+    max_num_batched_tokens: Fact[int] | None
     block_size: Fact[int]
     gpu_memory_utilization: Fact[float]
     kv_cache_memory_bytes: Fact[int] | None
@@ -158,10 +209,22 @@ class EngineFacts:
     hbm_bytes: Fact[int] | None
     weights_bytes: Fact[int] | None
     overhead_bytes: Fact[int]
-    unmodelled_defaults: tuple[str, ...]
+    silent_flags: tuple[tuple[str, str], ...]
     missing: tuple[MissingFact, ...]
     obstacles: tuple[str, ...]
-    refused: tuple[str, ...] = ()
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens scheduled per step; 0 when that is not known."""
+        return 0 if self.max_num_batched_tokens is None else self.max_num_batched_tokens.value
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens scheduled but not yet settled (`max_in_flight_tokens`, config/vllm.py)."""
+        # The CPU backend switches asynchronous scheduling off (platforms/cpu.py), and so does a draft that only the
+        # older model runner has.
+        ahead = self.flags.async_scheduling and self.platform.value != CPU and self.draft.method != "suffix"
+        return (self.pipeline_parallel_size.value + ahead) * self.batched_tokens
 
     @property
     def parallelism(self) -> Parallelism:
@@ -195,15 +258,16 @@ class EngineFacts:
                 fact = getattr(self, name)
                 if fact is not None and fact.assumed:
                     found.append((name, fact.note or f"{fact.value} ({fact.origin})"))
-        if self.platform.value == CPU and self.model and isinstance(self.model.attention, LatentAttention):
+        if self.platform.value == CPU and self.model and self.model.is_latent:
             found.append(
                 ("cpu_amx", "the CPU has no AMX; with AMX, latent attention takes other blocks than 16")
             )
-        if self.draft_layers.assumed:
-            found.append(("speculative_config", self.draft_layers.note))
-        found += [
-            (name, f"{UNMODELLED_FLAGS[name][1]} (vLLM's default)") for name in self.unmodelled_defaults
-        ]
+        if self.draft.note:
+            found.append(("speculative_config", self.draft.note))
+        windows = self.model is not None and self.model.has_windows
+        if windows and self.max_num_batched_tokens is not None and self.max_num_batched_tokens.assumed:
+            found.append(("max_num_batched_tokens", self.max_num_batched_tokens.note))
+        found += [(name, f"{value} (vLLM's default)") for name, value in self.silent_flags]
         return tuple(found)
 
     @property

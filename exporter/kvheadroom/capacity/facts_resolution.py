@@ -5,11 +5,14 @@ release, which is marked assumed. Facts are replaced as a whole, never patched.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvheadroom.capacity.facts import (
-    UNMODELLED_FLAGS,
+    SILENT_FLAGS,
+    STATE_FLAGS,
+    WINDOW_FLAGS,
+    CacheFlags,
+    Draft,
     EngineFacts,
     Fact,
     MissingFact,
@@ -19,15 +22,11 @@ from kvheadroom.capacity.facts import (
     ServerAnswers,
 )
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
-from kvheadroom.capacity.model_geometry import (
-    ModelGeometry,
-    SparseAttention,
-    UnknownGeometry,
-    read_geometry,
-)
+from kvheadroom.capacity.model_config import shown
+from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, read_geometry
 from kvheadroom.capacity.readings import EchoedFlags
-from kvheadroom.capacity.refusals import StartFlags, refusals
 from kvheadroom.capacity.release_rules import rules_for
+from kvheadroom.capacity.speculation import plan_draft
 
 T = TypeVar("T")
 
@@ -64,11 +63,14 @@ def resolve_facts(
         else:
             model = geometry
 
-    obstacles += _unmodelled(flags, echoed, model)
-    draft_layers = _draft_layers(flags, model)
-    if isinstance(draft_layers, str):
-        obstacles.append(draft_layers)
-        draft_layers = Fact(0, Origin.CONFIG)
+    if flags.get("hf_overrides"):
+        obstacles.append(f"the flag hf_overrides={shown(flags['hf_overrides'])} is not modelled")
+    draft = plan_draft(flags.get("speculative_config"), model)
+    if isinstance(draft, str):
+        obstacles.append(draft)
+        draft = Draft()
+    elif "speculative_config" not in flags:
+        draft = Draft(note="none (vLLM's default)")
     kv_cache_memory_bytes = _optional(echoed.kv_cache_memory_bytes, flags.get("kv_cache_memory_bytes"))
     override = _optional(echoed.num_gpu_blocks_override, flags.get("num_gpu_blocks_override"))
     weights_bytes = _weights(operator, model_files)
@@ -76,9 +78,9 @@ def resolve_facts(
         missing += _missing_for_pool(platform, hbm_bytes, weights_bytes)
 
     max_model_len = _optional(answers.max_model_len, flags.get("max_model_len"), Origin.SERVER)
-    if max_model_len is None and model is not None and model.longest_context is not None:
+    if max_model_len is None and model is not None and model.usual_context is not None:
         max_model_len = Fact(
-            model.longest_context, Origin.ASSUMED, f"{model.longest_context} (the longest of config.json)"
+            model.usual_context, Origin.ASSUMED, f"{model.usual_context} (the longest of config.json)"
         )
     if max_model_len is None:
         missing.append(
@@ -89,8 +91,14 @@ def resolve_facts(
             )
         )
 
+    if max_model_len is not None and (draft.longest_context or max_model_len.value) < max_model_len.value:
+        obstacles.append(
+            f"the draft model takes {draft.longest_context} tokens at most, and max_model_len is {max_model_len.value}; "
+            f"say max_model_len: {draft.longest_context} or less, as vLLM would use it"
+        )
+
     default_block_size = 128 if platform.value == CPU else 16
-    facts = EngineFacts(
+    return EngineFacts(
         rules=rules,
         version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
         model_folder=None
@@ -110,8 +118,9 @@ def resolve_facts(
         prefill_context_parallel_size=_flag(None, flags.get("prefill_context_parallel_size"), 1),
         kv_cache_dtype=_flag(echoed.kv_cache_dtype, flags.get("kv_cache_dtype"), "auto"),
         dtype=_flag(None, flags.get("dtype"), "auto"),
-        draft_layers=draft_layers,
-        attention_backend=flags.get("attention_backend"),
+        flags=_cache_flags(flags, echoed),
+        draft=draft,
+        max_num_batched_tokens=_batched_tokens(operator, platform, max_model_len, model),
         block_size=_flag(echoed.block_size, flags.get("block_size"), default_block_size),
         gpu_memory_utilization=_flag(
             echoed.gpu_memory_utilization,
@@ -129,57 +138,76 @@ def resolve_facts(
             Origin.ASSUMED,
             f"{DEFAULT_OVERHEAD_BYTES / 1e9:g} GB (`overhead_gb`, a guess until it is measured)",
         ),
-        unmodelled_defaults=tuple(
-            name
-            for name in UNMODELLED_FLAGS
-            if name not in flags
-            and not (name == "kv_cache_dtype_skip_layers" and echoed.kv_cache_dtype_skip_layers is not None)
-        ),
+        silent_flags=tuple(_silent_flags(flags, echoed, model)),
         missing=tuple(missing),
         obstacles=tuple(obstacles),
     )
-    if model is None:
-        return facts
-    return replace(
-        facts,
-        refused=refusals(
-            model,
-            StartFlags(
-                parallelism=facts.parallelism,
-                platform=platform.value,
-                capability=facts.capability,
-                kv_cache_dtype=facts.kv_cache_dtype.value,
-                attention_backend=facts.attention_backend,
-                block_size=None if facts.block_size.assumed else facts.block_size.value,
-            ),
-        ),
+
+
+def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
+    skipped = echoed.kv_cache_dtype_skip_layers
+    if skipped is None:
+        skipped = tuple(flags.get("kv_cache_dtype_skip_layers") or ())
+    prefix_caching = echoed.enable_prefix_caching
+    if prefix_caching is None:
+        prefix_caching = flags.get("enable_prefix_caching")
+    return CacheFlags(
+        attention_backend=flags.get("attention_backend"),
+        enable_prefix_caching=prefix_caching,
+        enable_chunked_prefill=flags.get("enable_chunked_prefill"),
+        disable_hybrid_kv_cache_manager=bool(flags.get("disable_hybrid_kv_cache_manager")),
+        async_scheduling=flags.get("async_scheduling") is not False,
+        kv_cache_dtype_skip_layers=skipped,
+        mamba_cache_dtype=flags.get("mamba_cache_dtype") or "auto",
+        mamba_ssm_cache_dtype=flags.get("mamba_ssm_cache_dtype") or "auto",
+        mamba_block_size=flags.get("mamba_block_size"),
+        offloading=bool(flags.get("kv_offloading_size")),
+        connector=bool(flags.get("kv_transfer_config")),
     )
 
 
-def _unmodelled(flags: Mapping[str, Any], echoed: EchoedFlags, model: ModelGeometry | None) -> Iterator[str]:
-    sparse = model is not None and isinstance(model.attention, SparseAttention)
-    for name, (off, _) in UNMODELLED_FLAGS.items():
-        if flags.get(name, off) not in (off, None) and not (name == "attention_backend" and sparse):
-            yield f"the flag {name}={flags[name]!r} is not modelled by this version"[:200]
-    if echoed.kv_cache_dtype_skip_layers:
-        skipped = ",".join(echoed.kv_cache_dtype_skip_layers)
-        yield f"the flag kv_cache_dtype_skip_layers={skipped} is not modelled by this version"[:200]
+def _silent_flags(
+    flags: Mapping[str, Any], echoed: EchoedFlags, model: ModelGeometry | None
+) -> Iterator[tuple[str, str]]:
+    """Flags that may matter for this model and that nobody said, with vLLM's default."""
+    candidates = dict(SILENT_FLAGS)
+    if model is not None and model.has_windows:
+        candidates |= WINDOW_FLAGS
+    if model is not None and model.has_states:
+        candidates |= STATE_FLAGS
+    for name, default in candidates.items():
+        said = name == "kv_cache_dtype_skip_layers" and echoed.kv_cache_dtype_skip_layers is not None
+        if name not in flags and not said:
+            yield name, default
 
 
-def _draft_layers(flags: Mapping[str, Any], model: ModelGeometry | None) -> Fact[int] | str:
-    """Layers that speculative decoding adds to the cache; a string says why it is not known."""
-    if "speculative_config" not in flags:
-        return Fact(0, Origin.DEFAULT, "none (vLLM's default)")
-    speculative = flags["speculative_config"]
-    if speculative is None:
-        return Fact(0, Origin.CONFIG)
-    method = speculative.get("method") if isinstance(speculative, Mapping) else None
-    if method == "ngram":
-        return Fact(0, Origin.CONFIG)
-    if method == "mtp" and model is not None and model.mtp_layers == 1:
-        # One layer, however many tokens are predicted with it.
-        return Fact(1, Origin.CONFIG)
-    return f"the flag speculative_config={speculative!r} is not modelled by this version"[:200]
+def _batched_tokens(
+    operator: OperatorFacts,
+    platform: Fact[str],
+    max_model_len: Fact[int] | None,
+    model: ModelGeometry | None,
+) -> Fact[int] | None:
+    """`--max-num-batched-tokens`; vLLM's default goes by the memory of the GPU (engine/arg_utils.py)."""
+    flags = operator.flags
+    said = flags.get("max_num_batched_tokens")
+    if said is not None:
+        return Fact(said, Origin.CONFIG)
+    seqs = flags.get("max_num_seqs")
+    if platform.value == CPU:
+        world = (flags.get("tensor_parallel_size") or 1) * (flags.get("pipeline_parallel_size") or 1)
+        tokens, seqs = 2048 * world, seqs or 128 * world
+    elif operator.gpu is None:
+        return None
+    else:
+        batch = GPUS[operator.gpu].batch
+        tokens, seqs = batch.max_num_batched_tokens, seqs or batch.max_num_seqs
+    if max_model_len is not None:
+        if flags.get("enable_chunked_prefill") is False:
+            tokens = max(tokens, max_model_len.value)
+        if model is not None:
+            tokens = max(tokens, model.stack.largest_item_tokens)
+        tokens = min(tokens, seqs * max_model_len.value)
+    return Fact(tokens, Origin.DEFAULT, f"{tokens} (vLLM's default on this hardware)")
 
 
 def _missing_for_pool(

@@ -16,6 +16,21 @@ GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
+class BatchDefaults:
+    """What `vllm serve` takes where no flag says it (`get_batch_defaults`, engine/arg_utils.py, 0.33.0)."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+SMALL = BatchDefaults(2048, 256)
+LARGE = BatchDefaults(8192, 1024)
+"""From 70 GiB on, but for the A100."""
+LARGEST = BatchDefaults(16384, 1024)
+"""From 160 GiB on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One card.
 
@@ -23,29 +38,32 @@ class Gpu:
         capability: CUDA compute capability (major, minor); it decides vLLM's attention backends.
         cuda_total_bytes: `torch.cuda.mem_get_info()[1]`; None where no such figure was seen.
         source: where that figure was seen, with its precision.
+        batch: how much vLLM schedules at once by default.
     """
 
     capability: tuple[int, int]
     cuda_total_bytes: int | None = None
     source: str = ""
+    batch: BatchDefaults = SMALL
 
 
-def _printed(capability: tuple[int, int], gib: float) -> Gpu:
+def _printed(capability: tuple[int, int], gib: float, batch: BatchDefaults) -> Gpu:
     return Gpu(
         capability,
         round(gib * GIB),
         f"CUDA total {gib} GiB as PyTorch's out-of-memory texts print it, to 0.01 GiB",
+        batch,
     )
 
 
 GPUS: Mapping[str, Gpu] = {
-    "A100-80GB": _printed((8, 0), 79.25),
+    "A100-80GB": _printed((8, 0), 79.25, SMALL),
     "L40S": Gpu((8, 9)),
-    "H100": _printed((9, 0), 79.19),
-    "H200": _printed((9, 0), 139.81),
-    "B200": Gpu((10, 0), 182_642 * MIB, "CUDA total 182,642 MiB, seen on a public B200 run of vLLM"),
-    "B300": Gpu((10, 3)),
-    "RTXPRO6000": Gpu((12, 0)),
+    "H100": _printed((9, 0), 79.19, LARGE),
+    "H200": _printed((9, 0), 139.81, LARGE),
+    "B200": Gpu((10, 0), 182_642 * MIB, "CUDA total 182,642 MiB, seen on a public B200 run of vLLM", LARGEST),
+    "B300": Gpu((10, 3), batch=LARGEST),
+    "RTXPRO6000": Gpu((12, 0), batch=LARGE),
 }
 
 ALIASES: Mapping[str, str] = {"A100": "A100-80GB"}

@@ -1,131 +1,100 @@
-"""config.json -> the geometry that decides the size of the KV cache.
+"""config.json -> what decides the size of the KV cache.
 
 Only what vLLM's own model classes read is read here. An architecture whose rules are not known gives
 `UnknownGeometry` with the reason: a wrong number is worse than none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from kvheadroom.capacity.families.multimodal import text_section
+from kvheadroom.capacity.families.registry import KNOWN_ARCHITECTURES, READERS
+from kvheadroom.capacity.layer_stack import LayerStack
+from kvheadroom.capacity.layers import AttentionLayer, CacheLayer, LatentLayer, StateLayer
+from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
+
+_LARGEST_LENGTH = 2**31
+_FEW = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _FullAttentionRules:
-    """How vLLM reads config.json where a key may be left out.
-
-    Left-out keys take the defaults of transformers' config classes. Where that default is a number of its own
-    rather than one that follows from the others, the key is asked for: the default may change with transformers.
-
-    Attributes:
-        kv_heads_default_to_heads: no `num_key_value_heads` means as many as heads.
-        head_dim: `optional` (hidden_size / heads without it), `needed`, or `ignored` (always hidden_size / heads).
-        window_needed: a left-out `sliding_window` is a window, so null must be said.
-    """
-
-    kv_heads_default_to_heads: bool = False
-    head_dim: Literal["optional", "needed", "ignored"] = "optional"
-    window_needed: bool = False
-
-
-# Architectures whose every layer is one full-attention layer (vLLM's FullAttentionSpec), as long as no
-# sliding window is configured. Read in vllm/model_executor/models/ of 0.33.0 (llama.py, mistral.py,
-# mixtral.py, qwen2.py, qwen2_moe.py, qwen3.py, qwen3_moe.py, phi3.py, glm4_moe.py) and the config classes of
-# transformers 5; each is held to vLLM's own planning functions in tests/capacity.
-_FULL_ATTENTION_RULES: Mapping[str, _FullAttentionRules] = {
-    "LlamaForCausalLM": _FullAttentionRules(kv_heads_default_to_heads=True),
-    "MistralForCausalLM": _FullAttentionRules(window_needed=True),
-    "MixtralForCausalLM": _FullAttentionRules(),
-    "Qwen2ForCausalLM": _FullAttentionRules(head_dim="ignored"),
-    "Qwen2MoeForCausalLM": _FullAttentionRules(head_dim="ignored"),
-    "Qwen3ForCausalLM": _FullAttentionRules(head_dim="needed"),
-    "Qwen3MoeForCausalLM": _FullAttentionRules(head_dim="needed"),
-    "Phi3ForCausalLM": _FullAttentionRules(),
-    "Glm4MoeForCausalLM": _FullAttentionRules(head_dim="needed"),
-}
-FULL_ATTENTION_ARCHITECTURES = frozenset(_FULL_ATTENTION_RULES)
-
-# Architectures whose every layer is one dense latent-attention layer (vLLM's MLAAttentionSpec) when
-# `kv_lora_rank` is set: deepseek_v2.py of 0.33.0, `is_deepseek_mla` in model_arch_config_convertor.py.
-LATENT_ATTENTION_ARCHITECTURES = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"})
-
-# Sparse attention in every layer: models/deepseek_v32/attention.py of 0.33.0 (DeepSeek-V3.2, GLM-5 to 5.3).
-SPARSE_ATTENTION_ARCHITECTURES = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
-KNOWN_ARCHITECTURES = (
-    FULL_ATTENTION_ARCHITECTURES | LATENT_ATTENTION_ARCHITECTURES | SPARSE_ATTENTION_ARCHITECTURES
-)
-
-_LARGEST_FIELD = 2**31
-_MOST_LAYERS = 10_000
-
-# Models of Qwen's family carry `sliding_window` also where it is switched off.
-_SLIDING_WINDOW_SWITCH = "use_sliding_window"
-
-
-@dataclass(frozen=True, slots=True)
-class FullAttention:
-    """MHA, GQA or MQA: K and V of every head.
-
-    Attributes:
-        num_kv_heads: K/V heads of the whole model, before tensor parallelism.
-        head_size: elements of one K or V head of one token; K and V have the same.
-    """
-
-    num_kv_heads: int
-    head_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """MLA: one latent vector per token, the same on every tensor-parallel rank."""
-
-    kv_lora_rank: int
-    qk_rope_head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class SparseAttention:
-    """DeepSeek's sparse attention: a latent vector per token, and in some layers a key of the indexer.
-
-    Attributes:
-        indexers: for each layer whether it owns an indexer; the others use the one before them.
-        index_head_dim: elements of the indexer's key.
-    """
-
-    kv_lora_rank: int
-    qk_rope_head_dim: int
-    indexers: tuple[bool, ...]
-    index_head_dim: int
-
-
-Attention = FullAttention | LatentAttention | SparseAttention
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGeometry:
-    """What one kind of attention in every layer needs.
+    """One model, before any flag.
 
     Attributes:
         architecture: `architectures[0]`.
-        num_layers: layers that own a KV cache.
-        num_heads: query heads of the whole model.
+        stack: what each layer keeps.
+        num_heads: query heads, None for a model without attention.
+        num_experts: routed experts of a layer, None where config.json names none.
+        first_dense_layers: layers at the start without experts, of a model that has them.
+        takes_float16: it can run in float16 (`_FLOAT16_NOT_SUPPORTED_MODELS`, config/model.py).
         vocab_size: entries of the vocabulary, None when config.json does not say.
         dtype: the checkpoint's own dtype (`torch_dtype` or `dtype`), None when config.json names none.
-        longest_context: tokens; None when config.json does not tell, or tells it in a way not modelled.
-        declares_kv_scheme: the checkpoint carries a KV-cache quantization of its own.
-        declares_fp8_kv: and it is ModelOpt's, of 8-bit floats.
-        mtp_layers: layers for multi-token prediction that the checkpoint has beside the others.
+        longest_context: tokens, the longest `--max-model-len` that vLLM takes; None when config.json does not tell.
+        usual_context: tokens, what vLLM takes without the flag.
+        kv_dtype: what the checkpoint makes of kv_cache_dtype=auto: `auto`, or a type; None where that is not
+            modelled.
+        kv_dtype_of_attention: the same, but for plain attention only.
+        qk_nope_head_dim, qk_rope_head_dim, v_head_dim, kv_lora_rank, index_topk, softcap: what attention backends
+            ask config.json for.
+        vision_heads: attention heads of the vision tower, None without one.
+        deepstack_layers: first layers into which images go, which must stand on one pipeline stage.
+        model_window: tokens of the window that layers take which name none of their own, also those of a draft.
     """
 
     architecture: str
-    num_layers: int
-    num_heads: int
+    stack: LayerStack
+    num_heads: int | None
+    num_experts: int | None
     vocab_size: int | None
-    attention: Attention
     dtype: str | None
     longest_context: int | None
-    declares_kv_scheme: bool
-    declares_fp8_kv: bool
-    mtp_layers: int
+    usual_context: int | None
+    kv_dtype: str | None
+    kv_dtype_of_attention: str | None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    kv_lora_rank: int | None = None
+    index_topk: int | None = None
+    softcap: bool = False
+    first_dense_layers: int = 0
+    takes_float16: bool = True
+    vision_heads: int | None = None
+    deepstack_layers: int = 0
+    model_window: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model, also those that keep nothing."""
+        return len(self.stack.layers)
+
+    def caches(self) -> Iterable[CacheLayer]:
+        """Everything that its layers keep."""
+        return (cache for layer in self.stack.layers for cache in layer)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether what a request holds depends on how many tokens are in flight."""
+        return any(getattr(cache, "window", None) or getattr(cache, "chunk", None) for cache in self.caches())
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is dense latent attention in every layer."""
+        return all(isinstance(cache, LatentLayer) and not cache.sparse for cache in self.caches())
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a recurrent state."""
+        return any(isinstance(cache, StateLayer) for cache in self.caches())
+
+    @property
+    def kv_heads(self) -> tuple[int, ...]:
+        """The numbers of K/V heads that its attention layers have."""
+        return tuple(
+            dict.fromkeys(cache.num_kv_heads for cache in self.caches() if isinstance(cache, AttentionLayer))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,168 +105,234 @@ class UnknownGeometry:
 
 
 def read_geometry(config: Mapping[str, Any]) -> ModelGeometry | UnknownGeometry:
-    """The geometry of a parsed config.json, by the rules of vLLM 0.33.0 (vllm/config/model.py)."""
+    """The geometry of a parsed config.json, by the rules of vLLM 0.33.0."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         return UnknownGeometry("config.json names no architecture (key `architectures`)")
     architecture = architectures[0]
     if architecture not in KNOWN_ARCHITECTURES:
-        known = ", ".join(sorted(KNOWN_ARCHITECTURES))
         return UnknownGeometry(
-            f"the KV-cache rules of {architecture} are not known to this version (known: {known})"
+            f"the KV-cache rules of {architecture[:80]} are not known to this version "
+            f"(it knows {len(KNOWN_ARCHITECTURES)} architectures; docs/capacity-model.md lists them)"
         )
-    window = _sliding_window(config)
-    if window is not None:
-        return UnknownGeometry(f"{architecture} with {window}: only full attention is known to this version")
-
+    whole = ModelConfig(config)
     try:
-        num_layers = _count(config, "num_hidden_layers")
-        if architecture in LATENT_ATTENTION_ARCHITECTURES:
-            attention: Attention = _latent_attention(config)
-        elif architecture in SPARSE_ATTENTION_ARCHITECTURES:
-            attention = _sparse_attention(config, num_layers)
-        else:
-            attention = _full_attention(config, _FULL_ATTENTION_RULES[architecture])
-        num_heads = _count(config, "num_attention_heads")
-        positions = _longest_context(config)
-        mtp_layers = 0
-        if config.get("num_nextn_predict_layers"):
-            mtp_layers = _count(config, "num_nextn_predict_layers")
-        vocab_size = None if config.get("vocab_size") is None else _count(config, "vocab_size")
-    except _BadFieldError as bad:
+        text = text_section(architecture, config)
+        return _read(architecture, whole, text, READERS[architecture](text))
+    except BadFieldError as bad:
         return UnknownGeometry(str(bad))
-    dtype = config.get("torch_dtype", config.get("dtype"))
+
+
+_WITHOUT_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")
+# Their classes do not tell the attention layers how the checkpoint is quantized (`Attention(quant_config=...)`).
+_UNAWARE_OF_SCHEME = frozenset(
+    {
+        "BailingMoeForCausalLM",
+        "BailingMoeV2ForCausalLM",
+        "JambaForCausalLM",
+        "Lfm2MoeForCausalLM",
+        "Step3TextForCausalLM",
+        "Zamba2ForCausalLM",
+    }
+)
+_DENSE_KEYS = ("first_k_dense_replace", "num_dense_layers")
+_EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+
+
+def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: LayerStack) -> ModelGeometry:
+    names = ("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads")
+    longest, usual = _context(text, whole)
+    everywhere, attention = _kv_dtype(whole, text)
+    if not _UNAWARE_OF_SCHEME.isdisjoint({architecture, *(text.words("architectures") or ())}):
+        attention = everywhere
     return ModelGeometry(
         architecture=architecture,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        vocab_size=vocab_size,
-        attention=attention,
-        dtype=dtype if isinstance(dtype, str) else None,
-        longest_context=positions,
-        declares_kv_scheme=_declares_kv_scheme(config),
-        declares_fp8_kv=_declares_fp8_kv(config),
-        mtp_layers=mtp_layers,
+        stack=stack,
+        num_heads=next((text.count(name) for name in names if text.has(name)), None),
+        num_experts=next((text.count(name, smallest=0) for name in _EXPERT_KEYS if text.has(name)), None),
+        vocab_size=text.count("vocab_size") if text.has("vocab_size") else None,
+        dtype=_dtype(whole) or _dtype(text),
+        longest_context=longest,
+        usual_context=usual,
+        kv_dtype=everywhere,
+        kv_dtype_of_attention=attention,
+        qk_nope_head_dim=_size(text, "qk_nope_head_dim"),
+        qk_rope_head_dim=_size(text, "qk_rope_head_dim"),
+        v_head_dim=_size(text, "v_head_dim"),
+        kv_lora_rank=_size(text, "kv_lora_rank"),
+        index_topk=_size(text, "index_topk"),
+        softcap=bool(text.values.get("attn_logit_softcapping")),
+        first_dense_layers=_first_dense_layers(text),
+        takes_float16=whole.word("model_type") not in _WITHOUT_FLOAT16,
+        vision_heads=_vision_heads(whole),
+        deepstack_layers=_deepstack_layers(architecture, whole),
+        model_window=_model_window(text, stack),
     )
 
 
-class _BadFieldError(ValueError):
-    pass
-
-
-# Kinds of rope scaling whose `max_position_embeddings` is already the scaled length.
-_ALREADY_SCALED = frozenset({"default", "llama3", "mrope", "su", "yarn", "deepseek_yarn"})
-
-
-def _longest_context(config: Mapping[str, Any]) -> int | None:
-    """vllm/config/model.py _get_and_verify_max_len (0.33.0): other rope scaling lengthens the positions."""
-    if config.get("max_position_embeddings") is None:
+def _vision_heads(whole: ModelConfig) -> int | None:
+    vision = whole.section("vision_config")
+    if vision is None:
         return None
-    positions = _count(config, "max_position_embeddings")
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
+    names = ("num_heads", "num_attention_heads")
+    return next((vision.count(name) for name in names if vision.has(name)), None)
+
+
+_DEEPSTACK_LAYERS = 3  # transformers' Qwen3VLVisionConfig
+
+
+def _deepstack_layers(architecture: str, whole: ModelConfig) -> int:
+    if not architecture.startswith("Qwen3VL"):
+        return 0
+    vision = whole.section("vision_config")
+    indexes = None if vision is None else vision.list_of("deepstack_visual_indexes")
+    return _DEEPSTACK_LAYERS if indexes is None else len(indexes)
+
+
+def _model_window(text: ModelConfig, stack: LayerStack) -> int | None:
+    """VLLM sets one only where no layer is of another type (engine/arg_utils.py, `cache_config.sliding_window`)."""
+    attention = [cache for layer in stack.layers for cache in layer if isinstance(cache, AttentionLayer)]
+    if not attention or not all(cache.window for cache in attention):
         return None
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in _ALREADY_SCALED:
-        return positions
-    factor = rope.get("factor")
-    if kind in ("linear", "dynamic") and isinstance(factor, int | float) and 1 <= factor <= _LARGEST_FIELD:
-        return int(positions * factor)
-    # longrope starts at another length than it admits
+    return text.count("sliding_window", 0, smallest=0) or None
+
+
+def _first_dense_layers(text: ModelConfig) -> int:
+    listed = text.values.get("moe_layers_enum")  # Step-3.5: "3,4,5"
+    if isinstance(listed, str) and listed.split(",")[0].strip().isdecimal():
+        return int(listed.split(",")[0])
+    return next((text.count(name, smallest=0) for name in _DENSE_KEYS if text.has(name)), 0)
+
+
+def _size(text: ModelConfig, key: str) -> int | None:
+    return text.count(key, smallest=0) if text.has(key) else None
+
+
+def _dtype(section: ModelConfig) -> str | None:
+    for key in ("dtype", "torch_dtype"):
+        if section.has(key):
+            return section.word(key)
     return None
 
 
-def _full_attention(config: Mapping[str, Any], rules: _FullAttentionRules) -> FullAttention:
-    num_heads = _count(config, "num_attention_heads")
-    if rules.window_needed and "sliding_window" not in config:
-        raise _BadFieldError(
-            "config.json: `sliding_window` is left out, which means a window; say null if there is none"
-        )
-    if rules.head_dim == "ignored" or (rules.head_dim == "optional" and config.get("head_dim") is None):
-        head_size = _count(config, "hidden_size") // num_heads
-        if head_size < 1:
-            raise _BadFieldError("config.json: `num_attention_heads` is larger than `hidden_size`")
-    else:
-        head_size = _count(config, "head_dim")
-    return FullAttention(
-        num_kv_heads=_count(
-            config, "num_key_value_heads", default=num_heads if rules.kv_heads_default_to_heads else None
+# Where config.json may say how long a context is (`derive_max_model_len_and_key`); the smallest counts.
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+_WITHOUT_ANY_KEY = 2048
+_WITHOUT_LENGTH = frozenset({"bloom", "falcon_mamba", "mamba", "mamba2"})
+
+# Kinds of rope scaling whose length is already the scaled one (`_get_and_verify_max_len`, config/model.py).
+_ALREADY_SCALED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+
+
+def _context(text: ModelConfig, whole: ModelConfig) -> tuple[int | None, int | None]:
+    """(the longest, the usual) context; None where config.json says it in a way that is not modelled."""
+    lengths = [text.count(key) for key in _LENGTH_KEYS if text.has(key)]
+    if not lengths:
+        if text.word("model_type") not in _WITHOUT_LENGTH:
+            # The config class has a number of its own.
+            return None, None
+        # Any length is taken then; without a flag a usual one.
+        return _LARGEST_LENGTH, _WITHOUT_ANY_KEY
+    length = min(lengths)
+    if text.has("model_max_length"):
+        length = text.count("model_max_length")
+    ropes = _ropes(text)
+    if ropes is None:
+        return None, None
+    factor = 1.0
+    gemma3 = "gemma3" in (whole.word("model_type") or "")
+    for kind, given in ropes if not gemma3 else ():
+        if kind not in _ALREADY_SCALED and given is not None:
+            factor = given
+    longest = int(length * factor)
+    usual = longest
+    if any(kind == "longrope" for kind, _ in ropes):
+        # Shorter unless asked for: the longer positions cost quality.
+        usual = whole.count("original_max_position_embeddings", longest)
+    return longest, usual
+
+
+def _ropes(text: ModelConfig) -> list[tuple[str, float | None]] | None:
+    """(kind, factor) of each rope scaling; None where one cannot be read."""
+    section = text.values.get("rope_parameters") or text.values.get("rope_scaling")
+    if section is None:
+        return []
+    if not isinstance(section, Mapping):
+        return None
+    nested = [value for value in section.values() if isinstance(value, Mapping)]
+    sections = nested if nested and not {"rope_type", "type"} & set(section) else [section]
+    found: list[tuple[str, float | None]] = []
+    for one in sections[:_FEW]:
+        kind, factor = one.get("rope_type", one.get("type", "default")), one.get("factor")
+        if not isinstance(kind, str) or isinstance(factor, bool):
+            return None
+        if factor is not None and not (isinstance(factor, int | float) and 0 < factor <= _LARGEST_LENGTH):
+            return None
+        found.append((kind, factor))
+    return found
+
+
+_MODELOPT_TYPES = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
+
+
+def _kv_dtype(whole: ModelConfig, text: ModelConfig) -> tuple[str | None, str | None]:
+    """What kv_cache_dtype=auto becomes: for every layer, and for plain attention; None: not modelled.
+
+    ModelOpt's checkpoints: `get_kv_cache_quant_algo_string`, utils/torch_utils.py. Compressed-tensors' ones:
+    `Attention.__init__`, which knows 8-bit floats only (0.33.0).
+    """
+    quantization = whole.section("quantization_config") or whole.section("compression_config")
+    outer = quantization is not None
+    quantization = quantization or text.section("quantization_config") or text.section("compression_config")
+    if quantization is None:
+        return "auto", "auto"
+    inner = quantization.section("quantization") if _is_section(quantization, "quantization") else None
+    method = (quantization.word("quant_method") or "").lower().replace("_", "-")
+    producer = quantization.section("producer") if _is_section(quantization, "producer") else None
+    made_by_modelopt = producer is not None and producer.word("name") == "modelopt"
+    if method.startswith("modelopt") or made_by_modelopt:
+        if not outer:
+            return "auto", "auto"
+        return (_modelopt_type(quantization, inner),) * 2
+    scheme = quantization.values.get("kv_cache_scheme")
+    if scheme is None:
+        declared = any(quantization.values.get(key) for key in ("kv_cache_quant_algo", "kv_cache_config"))
+        return ("auto", "auto") if not declared else (None, None)
+    if method != "compressed-tensors" or not isinstance(scheme, Mapping):
+        return None, None
+    plain = scheme.get("type") == "float" and scheme.get("num_bits") == 8
+    return "auto", "fp8" if plain and scheme.get("strategy") == "tensor" else None
+
+
+def _is_section(config: ModelConfig, key: str) -> bool:
+    return isinstance(config.values.get(key), Mapping)
+
+
+def _modelopt_type(quantization: ModelConfig, inner: ModelConfig | None) -> str:
+    places = [quantization] if inner is None else [inner, quantization]
+    said = next(
+        (
+            place.values[key]
+            for key in ("kv_cache_scheme", "kv_cache_quant_algo")
+            for place in places
+            if place.values.get(key)
         ),
-        head_size=head_size,
+        None,
     )
-
-
-def _latent_attention(config: Mapping[str, Any]) -> LatentAttention:
-    if config.get("is_causal") is False:
-        raise _BadFieldError("`is_causal` is false: vLLM does not use latent attention then, not modelled")
-    return LatentAttention(
-        kv_lora_rank=_count(config, "kv_lora_rank"),
-        qk_rope_head_dim=_count(config, "qk_rope_head_dim"),
-    )
-
-
-def _count(config: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST_FIELD:
-        shown = repr(value) if not isinstance(value, int) or abs(value) <= _LARGEST_FIELD else "out of range"
-        raise _BadFieldError(f"config.json: `{key}` is {shown[:60]}, a whole number above 0 is needed")
-    return value
-
-
-def _sparse_attention(config: Mapping[str, Any], num_layers: int) -> SparseAttention:
-    """Which layers own an indexer: `index_topk_pattern`, else every `index_topk_freq`-th from an offset on."""
-    if num_layers > _MOST_LAYERS:
-        raise _BadFieldError(f"config.json: {num_layers} layers are more than any model has")
-    pattern = config.get("index_topk_pattern")
-    if pattern is None:
-        frequency = _count(config, "index_topk_freq", default=1)
-        offset = _count(config, "index_skip_topk_offset", default=2)
-        indexers = tuple(max(i - offset + 1, 0) % frequency == 0 for i in range(num_layers))
-    elif isinstance(pattern, str | list) and len(pattern) == num_layers:
-        indexers = tuple(kind != "S" for kind in pattern)
-    else:
-        raise _BadFieldError("config.json: `index_topk_pattern` does not have one entry per layer")
-    return SparseAttention(
-        kv_lora_rank=_count(config, "kv_lora_rank"),
-        qk_rope_head_dim=_count(config, "qk_rope_head_dim"),
-        indexers=indexers,
-        index_head_dim=_count(config, "index_head_dim"),
-    )
-
-
-def _sliding_window(config: Mapping[str, Any]) -> str | None:
-    layer_types = config.get("layer_types")
-    if isinstance(layer_types, list):
-        other = sorted({str(kind) for kind in layer_types} - {"full_attention"})
-        if other:
-            return f"layers of type {', '.join(other)}"
-    if config.get("attention_chunk_size"):
-        return f"attention_chunk_size {config['attention_chunk_size']}"
-    if config.get("dual_chunk_attention_config"):
-        return "dual chunk attention"
-    window = config.get("sliding_window")
-    if window and config.get(_SLIDING_WINDOW_SWITCH, True):
-        return f"a sliding window of {window} tokens"
-    return None
-
-
-def _declares_fp8_kv(config: Mapping[str, Any]) -> bool:
-    """utils/torch_utils.py resolve_kv_cache_dtype_string (0.33.0): ModelOpt's checkpoints only."""
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping) or "modelopt" not in str(quantization.get("quant_method", "")):
-        return False
-    scheme = quantization.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping):
-        return scheme.get("num_bits") == 8 and scheme.get("type") == "float"
-    return quantization.get("kv_cache_quant_algo") == "FP8"
-
-
-def _declares_kv_scheme(config: Mapping[str, Any]) -> bool:
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(quantization, Mapping):
-        return False
-    nested = quantization.get("quantization")
-    places = [quantization, nested] if isinstance(nested, Mapping) else [quantization]
-    return any(place.get(key) for place in places for key in ("kv_cache_scheme", "kv_cache_quant_algo"))
+    if isinstance(said, Mapping):
+        bits, kind = said.get("num_bits"), said.get("type")
+        if said.get("dynamic") is False and (bits, kind) == (8, "float"):
+            return "fp8_e4m3"
+        return "nvfp4" if (bits, kind) == (4, "float") else "auto"
+    # What vLLM does not know, it leaves as it is.
+    return _MODELOPT_TYPES.get(said.lower(), "auto") if isinstance(said, str) else "auto"

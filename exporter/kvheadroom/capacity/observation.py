@@ -73,15 +73,24 @@ def observe(snapshot: EngineSnapshot, facts: EngineFacts, layout: KvLayout | Non
         block_size=block_size,
         pool_tokens=snapshot.pool_tokens,
         max_concurrency=snapshot.max_concurrency,
-        pool_bytes=None
-        if layout is None or blocks is None or snapshot.block_size is None or contradiction is not None
-        else blocks * snapshot.block_size * layout.bytes_per_token,
+        pool_bytes=None if contradiction is not None else _pool_bytes(snapshot, layout),
         used_blocks=used,
         free_blocks=free,
         used_tokens=None if used is None or in_tokens is None else used * in_tokens,
         free_tokens=None if free is None or in_tokens is None else free * in_tokens,
         contradiction=contradiction,
     )
+
+
+def _pool_bytes(snapshot: EngineSnapshot, layout: KvLayout | None) -> int | None:
+    """Blocks x bytes per block; blocks of another size than predicted are scaled where all layers share them."""
+    if layout is None or snapshot.num_blocks is None or snapshot.block_size is None:
+        return None
+    if snapshot.block_size == layout.block_size:
+        return snapshot.num_blocks * layout.bytes_per_block
+    if not layout.holds_every_token:
+        return None
+    return snapshot.num_blocks * layout.bytes_per_block * snapshot.block_size // layout.block_size
 
 
 def _contradiction(snapshot: EngineSnapshot, facts: EngineFacts, block_size: int) -> str | None:
@@ -119,7 +128,7 @@ def _has_one_group(
     max_model_len are ceil(max_model_len / block_size) exactly when there is one group of attention blocks.
     """
     if layout is not None:
-        return layout.num_kv_groups == 1
+        return layout.holds_every_token
     if not (snapshot.num_blocks and snapshot.max_concurrency and block_size and max_model_len):
         return False
     return round(snapshot.num_blocks / snapshot.max_concurrency) == -(-max_model_len // block_size)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
+from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
 
 
@@ -55,9 +55,12 @@ class Prediction:
 
 def predict(facts: EngineFacts) -> Prediction:
     """What vLLM would allocate for these facts."""
-    reasons = [*facts.obstacles, *(f"vLLM refuses: {reason}" for reason in facts.refused)]
+    reasons = list(facts.obstacles)
     layout = plan_layout(facts)
-    if isinstance(layout, str):
+    if isinstance(layout, Refusal):
+        reasons += [f"vLLM refuses: {reason}" for reason in layout.reasons]
+        layout = None
+    elif isinstance(layout, str):
         reasons.append(layout)
         layout = None
     budget = plan_budget(facts)
@@ -110,7 +113,7 @@ def plan_pool(
     longest = boots = needed = requests = tokens = blocks_per_request = None
     if max_model_len is not None:
         # The null block is set aside; what is left of each stage must hold the whole request.
-        longest = min(max_model_len, (num_blocks - 1) * layout.block_tokens)
+        longest = layout.longest_session(num_blocks - 1, max_model_len)
         needed = tuple(size * layout.blocks_per_session(max_model_len) for size in per_block)
         if fit_length:
             if longest == 0:

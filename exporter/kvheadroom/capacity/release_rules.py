@@ -1,6 +1,7 @@
 """What changed between vLLM releases, as data. One line per change, with where it was read."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 Release = tuple[int, int, int]
@@ -21,12 +22,27 @@ class ReleaseRules:
         assumed_because: why these rules are an assumption, or None when the release is verified.
         default_gpu_memory_utilization: vLLM's default of `--gpu-memory-utilization`.
         usage_counts_null_block: the usage gauge divides by all blocks and counts the null block as used.
+        saves_delta_states: states of gated delta nets are saved within a prefill, which takes a block more and makes
+            blocks a multiple of what the kernel can save at. (Mamba2 and KDA did so before.)
+        offloading_checks_rings: the OffloadingConnector wants circular buffers divisible as well.
+        blackwell_kv_dtypes: for each architecture, what kv_cache_dtype=auto becomes on GPUs of capability 10.x.
     """
 
     taken_from: tuple[int, int]
     assumed_because: str | None
     default_gpu_memory_utilization: float
     usage_counts_null_block: bool
+    saves_delta_states: bool
+    blackwell_kv_dtypes: Mapping[str, str]
+    offloading_checks_rings: bool
+
+
+# What kv_cache_dtype=auto becomes on GPUs of capability 10.x (models/config.py), and since when.
+_BLACKWELL_KV_DTYPES = (
+    ((0, 32), "GlmMoeDsaForCausalLM", "fp8_e4m3"),
+    ((0, 33), "Glm5NextForCausalLM", "fp8"),
+    ((0, 33), "Glm5NextForConditionalGeneration", "fp8"),
+)
 
 
 def parse_release(version: str) -> Release | None:
@@ -63,4 +79,11 @@ def rules_for(version: str | None) -> ReleaseRules:
         default_gpu_memory_utilization=0.92 if known >= (0, 20, 0) else 0.9,
         # vllm/v1/core/block_pool.py get_usage: divides by num_gpu_blocks up to 0.10.1, by one less from 0.10.2
         usage_counts_null_block=known < (0, 10, 2),
+        # layers/mamba/gdn/qwen_gdn_linear_attn.py get_prefill_checkpoint_alignment came with 0.33.0
+        saves_delta_states=taken >= (0, 33),
+        blackwell_kv_dtypes={
+            architecture: dtype for since, architecture, dtype in _BLACKWELL_KV_DTYPES if taken >= since
+        },
+        # Not in 0.32.0's build_offloading_config; GLM-5.3-Flash's first users met it, on the release before.
+        offloading_checks_rings=known < (0, 32, 0),
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.observation import Observation
 from kvheadroom.capacity.prediction import Prediction
 
@@ -43,16 +44,31 @@ def count_sessions(
     lengths = {length for length in session_tokens if longest is None or length <= longest}
     if longest is not None:
         lengths.add(longest)
+    layout = prediction.layout
+    if layout is not None and not layout.holds_every_token and not _agrees(layout, observation, longest):
+        layout = None
     rows = []
     for length in sorted(lengths):
-        row = _count(length, prediction, observation, is_max_model_len=length == longest)
+        row = _count(length, prediction, observation, layout, is_max_model_len=length == longest)
         if row.predicted is not None or row.observed is not None:
             rows.append(row)
     return tuple(rows)
 
 
+def _agrees(layout: KvLayout, observation: Observation, longest: int | None) -> bool:
+    """Whether the engine's own blocks per request are those of the layout, so that it can be counted by it."""
+    if longest is None or observation.num_blocks is None or not observation.max_concurrency:
+        return False
+    return round(observation.num_blocks / observation.max_concurrency) == layout.blocks_per_session(longest)
+
+
 def _count(
-    length: int, prediction: Prediction, observation: Observation, *, is_max_model_len: bool
+    length: int,
+    prediction: Prediction,
+    observation: Observation,
+    layout: KvLayout | None,
+    *,
+    is_max_model_len: bool,
 ) -> SessionCapacity:
     predicted = None
     if prediction.pool is not None and prediction.layout is not None:
@@ -60,7 +76,9 @@ def _count(
 
     blocks = observed = None
     num_blocks, block_size = observation.num_blocks, observation.block_size
-    if prediction.layout is not None and block_size is not None:
+    if layout is not None and not layout.holds_every_token:
+        blocks = layout.blocks_per_session(length)
+    elif layout is not None and block_size is not None:
         blocks = -(-length // block_size)
     elif is_max_model_len and num_blocks is not None and observation.max_concurrency:
         blocks = round(num_blocks / observation.max_concurrency)

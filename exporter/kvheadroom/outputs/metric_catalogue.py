@@ -78,7 +78,7 @@ PREDICTED = (
         "predicted_bytes_per_token",
         "Bytes of the KV pool on one GPU that one more token of context takes, predicted "
         "(with context parallelism its share; with pipeline stages the widest).",
-        _of_layout(lambda layout: layout.bytes_per_token / layout.decode_context),
+        _of_layout(lambda layout: layout.bytes_per_token),
     ),
 )
 

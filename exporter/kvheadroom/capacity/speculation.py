@@ -1,0 +1,145 @@
+"""`--speculative-config` -> the layers that a draft adds to the cache.
+
+Source: vLLM 0.33.0 `config/speculative.py`; `config/model.py` for what a draft takes from its target.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvheadroom.capacity.facts import Draft
+from kvheadroom.capacity.families import attention
+from kvheadroom.capacity.layer_stack import Layers
+from kvheadroom.capacity.layers import AttentionLayer, CacheLayer
+from kvheadroom.capacity.model_config import BadFieldError, ModelConfig, shown
+from kvheadroom.capacity.model_geometry import ModelGeometry
+
+_MOST_TOKENS = 1000
+
+# Keys that say nothing about the cache. Others change the draft's type, heads, backend or length.
+_HARMLESS = frozenset(
+    {
+        "code_revision",
+        "draft_sample_method",
+        "enforce_eager",
+        "model",
+        "moe_backend",
+        "prompt_lookup_max",
+        "prompt_lookup_min",
+        "quantization",
+        "rejection_sample_method",
+        "revision",
+        "suffix_decoding_max_cached_requests",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_min_token_prob",
+        "synthetic_acceptance_length",
+        "synthetic_acceptance_rates",
+    }
+)
+
+# Methods that draft without a model.
+_WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
+_WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3"})
+
+DRAFT_CONFIG = "draft_config"
+"""Where a planning case gives the draft's config.json; vLLM itself is given a path or a name."""
+
+
+def plan_draft(config: Any, model: ModelGeometry | None) -> Draft | str:
+    """The draft; a string says why it is not modelled."""
+    if config is None:
+        return Draft()
+    if not isinstance(config, Mapping):
+        return f"speculative_config is {shown(config)}, a section is needed"
+    others = sorted(
+        str(key)
+        for key, value in config.items()
+        if value is not None and key not in _HARMLESS | {"method", "num_speculative_tokens", DRAFT_CONFIG}
+    )
+    if others:
+        return f"speculative_config: {others[0][:80]} is not modelled"
+    method, tokens = config.get("method"), config.get("num_speculative_tokens")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= _MOST_TOKENS:
+        return (
+            f"speculative_config: num_speculative_tokens is {shown(tokens)}, a whole number above 0 is needed"
+        )
+    if not isinstance(method, str):
+        return f"speculative_config: method is {shown(method)}, a word is needed"
+    if method in _WITHOUT_LAYERS:
+        return Draft(method=method, tokens=tokens)
+    if model is None:
+        return "speculative decoding of a model that is not known is not modelled"
+    if method == "mtp":
+        return _mtp(model, tokens)
+    if method in _WITH_MODEL:
+        return _with_model(config, model, method, tokens)
+    return f"speculative decoding by {shown(method)} is not modelled"
+
+
+def _mtp(model: ModelGeometry, tokens: int) -> Draft | str:
+    if model.stack.mtp is None:
+        return (
+            f"what multi-token prediction adds to {model.architecture} is not known, or vLLM has none for it"
+        )
+    modules = len(model.stack.mtp)
+    if tokens > modules and tokens % modules:
+        return f"{tokens} speculative tokens are not divisible by the model's {modules} modules for them"
+    return Draft(method="mtp", tokens=tokens, layers=model.stack.mtp)
+
+
+def _with_model(config: Mapping[str, Any], model: ModelGeometry, method: str, tokens: int) -> Draft | str:
+    given = config.get(DRAFT_CONFIG)
+    if not isinstance(given, Mapping):
+        return f"the config.json of the draft model of method {method} is not known (`{DRAFT_CONFIG}`)"
+    names = given.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    reader = attention.DRAFT_READERS.get(name) or (
+        attention.READERS.get(name) if method == "draft_model" else None
+    )
+    if reader is None:
+        return f"the draft model {shown(name)} is not modelled"
+    try:
+        draft = ModelConfig(given, "draft_config.")
+        stack, longest = reader(draft), _own_context(draft, method)
+    except BadFieldError as bad:
+        return f"speculative_config: {bad}"
+    if name not in attention.DRAFT_READERS and any(
+        _window(cache) for layer in stack.layers for cache in layer
+    ):
+        return f"the windows of the draft model {name} are not modelled"
+    return Draft(
+        method=method,
+        tokens=tokens,
+        layers=_windowed(stack.layers, model.model_window),
+        longest_context=longest,
+    )
+
+
+# Rope types that a longer context needs nothing more of than a longer table (`_CACHE_ONLY_ROPE_TYPES`).
+_STRETCHED = frozenset({"default", "linear", "llama3", "ntk", "proportional"})
+
+
+def _own_context(draft: ModelConfig, method: str) -> int | None:
+    """What the draft's own config.json limits the context to (`_limit_max_model_len_to_draft`, config/vllm.py)."""
+    rope = draft.values.get("rope_parameters") or draft.values.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else None
+    stretched = isinstance(kind, str) and kind in _STRETCHED
+    if (method != "draft_model" and stretched) or not draft.has("max_position_embeddings"):
+        return None
+    return draft.count("max_position_embeddings")
+
+
+def _window(cache: CacheLayer) -> int | None:
+    return cache.window if isinstance(cache, AttentionLayer) else None
+
+
+def _windowed(layers: Layers, window: int | None) -> Layers:
+    """A draft's layers take the window that the target has for all of its own."""
+    return tuple(
+        tuple(
+            replace(cache, window=cache.window or window) if isinstance(cache, AttentionLayer) else cache
+            for cache in layer
+        )
+        for layer in layers
+    )
