@@ -92,14 +92,13 @@ def flagged(case: Case, **flags: Any) -> Case:
     return {**case, "flags": {**case["flags"], **flags}}
 
 
-def length_of(case: Case) -> int:
-    """Tokens of the longest request that was asked for, as vLLM takes it."""
+def length_of(case: Case) -> int | None:
+    """Tokens of the longest request that was asked for, as vLLM takes it; None where that is not known."""
     said = case["flags"].get("max_model_len")
     if isinstance(said, int) and said > 0:
         return said
     model = read_geometry(BY_ID[case["id"]]["config"])
     assert isinstance(model, ModelGeometry)
-    assert model.usual_context is not None
     return model.usual_context
 
 
@@ -216,6 +215,8 @@ def test_the_figures_of_a_plan_agree_with_one_another(case: Case, stages_differ:
     stages = case["flags"].get("pipeline_parallel_size", 1)
     available = [case["available_bytes"] + stages_differ * stage for stage in range(stages)]
     asked = length_of(case)
+    if asked is None:
+        return
     got = planned(case, available_bytes=available, lengths=[asked])
     if got is None:
         return

@@ -330,3 +330,97 @@ def test_facts_never_hold_a_result_of_the_engine() -> None:
     assert not names & results
     # Where the page does not say that the operator chose the block size, it is a result and not echoed.
     assert replace(EchoedFlags(), kv_cache_dtype="auto").block_size is None
+
+
+WINDOWED = {**TINY_LLAMA, "sliding_window": 64}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flags", "in_flight"),
+    [
+        ("H200", {}, 200),
+        ("H200", {"async_scheduling": False}, 100),
+        ("H200", {"pipeline_parallel_size": 2}, 300),
+        # The CPU backend schedules nothing ahead (platforms/cpu.py), nor does a draft of the older model runner.
+        ("CPU", {}, 100),
+        ("CPU", {"async_scheduling": True}, 100),
+        ("H200", {"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}}, 100),
+        ("H200", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, 200),
+    ],
+)
+def test_a_window_keeps_the_batches_that_are_in_flight(
+    gpu: str, flags: dict[str, Any], in_flight: int
+) -> None:
+    layout = predict(
+        facts(
+            config=WINDOWED,
+            gpu=gpu.lower() if gpu == "CPU" else gpu,
+            flags={"max_num_batched_tokens": 100, **flags},
+        )
+    ).layout
+    assert layout is not None
+    assert layout.shape.in_flight_tokens == in_flight
+
+
+EAGLE = {**TINY_LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+
+
+def drafting(**config: Any) -> dict[str, Any]:
+    return {"speculative_config": {"num_speculative_tokens": 3, **config}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (
+            drafting(method="eagle3", draft_config=EAGLE, kv_cache_dtype="auto"),
+            "kv_cache_dtype is not modelled",
+        ),
+        (drafting(method="mtp", attention_backend="TRITON_MLA"), "attention_backend is not modelled"),
+        (
+            drafting(method="eagle3", draft_config=EAGLE, draft_tensor_parallel_size=1),
+            "draft_tensor_parallel_size",
+        ),
+        (drafting(method=["eagle3"]), "method is ['eagle3'], a word is needed"),
+        (
+            drafting(method="draft_model", draft_config={**TINY_LLAMA, "max_position_embeddings": 1024}),
+            "say max_model_len: 1024 or less",
+        ),
+    ],
+)
+def test_a_draft_that_is_not_modelled_says_why(flags: dict[str, Any], reason: str) -> None:
+    assert reason in " ".join(facts(gpu="H200", flags=flags).obstacles)
+
+
+def test_an_eagle_draft_of_shorter_contexts_takes_its_targets_length() -> None:
+    stretched = {**EAGLE, "max_position_embeddings": 1024}
+    assert not facts(gpu="H200", flags=drafting(method="eagle3", draft_config=stretched)).obstacles
+    # Yarn keeps the length that it was made for, so vLLM lowers max_model_len instead.
+    kept = {**stretched, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}
+    assert facts(gpu="H200", flags=drafting(method="eagle3", draft_config=kept)).obstacles
+
+
+def test_a_kv_connector_matters_only_where_layers_differ() -> None:
+    flags = {"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}
+    assert predict(facts(gpu="H200", flags=flags)).layout is not None
+    mixed = {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    assert "hybrid KV cache manager" in " ".join(
+        predict(facts(config=mixed, gpu="H200", flags=flags)).cannot_predict
+    )
+
+
+def test_bytes_per_token_are_the_share_of_one_gpu() -> None:
+    flags = {"tensor_parallel_size": 4, "decode_context_parallel_size": 4}
+    layout = predict(facts(config=DEEPSEEK, gpu="H200", flags=flags)).layout
+    assert layout is not None
+    # 4 layers x 576 x 2 B, a quarter of the tokens each
+    assert layout.bytes_per_token == 1152
+
+
+@pytest.mark.parametrize(
+    "model_type", ["smollm3", "qwen2", "qwen2_moe", "qwen3_vl_text", "glm4v_text", "seed_oss"]
+)
+def test_left_out_kv_heads_are_asked_for_where_the_class_has_a_number_of_its_own(model_type: str) -> None:
+    config = {**TINY_LLAMA, "model_type": model_type, "sliding_window": None}
+    del config["num_key_value_heads"]
+    assert "`num_key_value_heads`" in " ".join(predict(facts(config=config, gpu="H200")).cannot_predict)

@@ -193,7 +193,8 @@ def _reader(rules: _ModelClass) -> Reader:
 
 def mtp_layers(config: ModelConfig) -> int:
     """Layers for multi-token prediction that the checkpoint has."""
-    return config.count("num_nextn_predict_layers", 0, smallest=0)
+    layers = config.count("num_nextn_predict_layers", 0, smallest=0)
+    return config.layers("num_nextn_predict_layers") if layers else 0
 
 
 def _mixed_types(text: TextConfig) -> str:

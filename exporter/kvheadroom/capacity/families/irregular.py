@@ -73,8 +73,9 @@ def _chatglm(config: ModelConfig) -> LayerStack:
     """chatglm.py: K/V heads are called groups."""
     heads = config.count("num_attention_heads")
     grouped = config.flag("multi_query_attention")
-    if "original_rope" not in config.values:
-        raise config.bad("original_rope", "is left out, and vLLM reads it")
+    for key in ("original_rope", "seq_length"):
+        if key not in config.values:
+            raise config.bad(key, "is left out, and vLLM reads it")
     return _uniform(
         config,
         layers=_layers(config, "num_layers"),
