@@ -91,7 +91,7 @@ def test_a_config_that_leaves_open_what_backends_go_by_is_unknown_not_refused() 
         (reason,) = predict(
             facts(config=config, gpu="H200", hbm_bytes=10**11, weights_bytes=1)
         ).cannot_predict
-        assert reason.startswith(f"config.json: `{key}` is None")
+        assert reason.startswith(f"config.json: `{key}` is left out")
 
 
 def test_that_a_cpu_without_amx_is_taken_is_an_assumption() -> None:
@@ -202,7 +202,7 @@ def test_config_json_fields_are_read_as_vllm_reads_them(change: dict[str, Any], 
         ({"num_hidden_layers": "4"}, "`num_hidden_layers` is '4'"),
         ({"num_hidden_layers": True}, "`num_hidden_layers` is True"),
         ({"num_attention_heads": 0}, "`num_attention_heads` is 0"),
-        ({"hidden_size": None, "head_dim": None}, "`hidden_size` is None"),
+        ({"hidden_size": None, "head_dim": None}, "`hidden_size` is left out"),
         ({"hidden_size": 3, "head_dim": None}, "`num_attention_heads` is larger than the hidden size"),
         ({"num_hidden_layers": 10**400}, "`num_hidden_layers` is out of range"),
         ({"num_hidden_layers": -1}, "`num_hidden_layers` is -1"),
@@ -218,9 +218,9 @@ def test_config_json_fields_are_read_as_vllm_reads_them(change: dict[str, Any], 
         ({"torch_dtype": "float64"}, "a model in float64 is not modelled"),
         # Left-out keys whose default is transformers' own and may change with it
         ({"architectures": ["MistralForCausalLM"]}, "`sliding_window` is left out"),
-        ({"architectures": ["Qwen3ForCausalLM"], "head_dim": None}, "`head_dim` is None"),
+        ({"architectures": ["Qwen3ForCausalLM"], "head_dim": None}, "`head_dim` is left out"),
         ({"architectures": ["Gemma3ForCausalLM"]}, "`sliding_window` is left out"),
-        ({"architectures": ["Glm4MoeForCausalLM"], "head_dim": None}, "`head_dim` is None"),
+        ({"architectures": ["Glm4MoeForCausalLM"], "head_dim": None}, "`head_dim` is left out"),
         (
             {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}},
             "the checkpoint's own KV-cache scheme",

@@ -100,6 +100,14 @@ def test_facts_are_asked_for_once_while_the_same_server_answers(outside: Outside
     assert outside.resolved == 1
 
 
+def test_a_prediction_is_made_anew_only_for_new_facts(outside: Outside) -> None:
+    first, second = (outside.tick().engines[0].prediction for _ in range(2))
+    assert second is first
+    (third,) = outside.tick(replace(PAGE, process_start_time_seconds=200.0)).engines
+    assert third.prediction is not first
+    assert third.prediction == first
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -51,7 +51,8 @@ def test_predicted_observed_and_difference_stand_side_by_side() -> None:
 
 def test_the_prediction_shows_its_work() -> None:
     page = words(shown=FleetAssessment((replica("gqa", "gqa_idle_fresh"),)))
-    assert "LlamaForCausalLM: 4 × full attention, 32 tokens, 32768 B = 1,024 B per token" in page
+    assert "LlamaForCausalLM: 4 × full attention in blocks of 32 tokens, 32,768 B" in page
+    assert "a block of the pool takes 32,768 B; each further token of a context 1,024 B per GPU" in page
     assert "kv_cache_memory_bytes: +4,194,304 B (echoed by the engine)" in page
     assert "÷ 64 blocks per request of max_model_len (2,048 tokens) = 2.0000 requests = 4,096 tokens" in page
     assert "tensor_parallel_size 1 (vLLM's default)" in page

@@ -220,10 +220,17 @@ class FleetAssessment:
         return None if asleep.intersection(serves) else gpu.free_bytes
 
 
-def assess(reading: Reading, session_tokens: tuple[int, ...]) -> Assessment:
-    """Everything about one engine at one instant."""
+def assess(
+    reading: Reading, session_tokens: tuple[int, ...], prediction: Prediction | None = None
+) -> Assessment:
+    """Everything about one engine at one instant.
+
+    Args:
+        prediction: what `predict` gives for its facts, where it is known already.
+    """
     facts = reading.facts
-    prediction = predict(facts)
+    if prediction is None:
+        prediction = predict(facts)
     observation = observe(reading.snapshot, facts, prediction.layout)
     return Assessment(
         facts=facts,

@@ -419,7 +419,7 @@ def _layout(
 def _how(layout: KvLayout) -> str:
     """The cut in words: what every group holds."""
     return "; ".join(
-        f"{len(group.specs)} × {group.specs[0].kind.value}, {group.block_size} tokens, "
-        f"{sum(spec.page_bytes for spec in group.specs)} B"
+        f"{len(group.specs)} × {group.specs[0].kind.value} in blocks of {group.block_size:,} tokens, "
+        f"{sum(spec.page_bytes for spec in group.specs):,} B"
         for group in layout.groups
     )

@@ -198,13 +198,15 @@ def _packed_groups(specs: Sequence[KvSpec]) -> tuple[KvGroup, ...] | None:
     if len({spec.page_bytes for spec in specs}) == 1:
         return None
     buckets: list[list[int]] = []
+    places: dict[KvSpec, list[int]] = {}
     for i, spec in enumerate(specs):
-        for bucket in buckets:
-            if _one_type([spec, *(specs[j] for j in bucket)]):
-                bucket.append(i)
-                break
-        else:
-            buckets.append([i])
+        if spec not in places:
+            bucket = next((b for b in buckets if _one_type([spec, *{specs[j] for j in b}])), None)
+            if bucket is None:
+                bucket = []
+                buckets.append(bucket)
+            places[spec] = bucket
+        places[spec].append(i)
     plans = [_Bucket(specs, bucket) for bucket in buckets]
     floor = max((plan.repeats for plan in plans if plan.balanced and len(plan.pages) > 1), default=0)
     repeats = _least_padding([plan.repeats for plan in plans if plan.balanced], floor) if floor else None

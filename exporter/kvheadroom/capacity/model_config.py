@@ -21,6 +21,10 @@ def shown(value: Any) -> str:
         return "too large to show"
 
 
+def _whole_number(smallest: int) -> str:
+    return "a whole number above 0" if smallest == 1 else f"a whole number from {smallest} on"
+
+
 class ModelConfig:
     """One section of a parsed config.json. A key that is null counts as left out, as vLLM reads it."""
 
@@ -47,7 +51,8 @@ class ModelConfig:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= _LARGEST_FIELD:
-            raise self.bad(key, f"is {shown(value)}, a whole number above {smallest - 1} is needed")
+            said = "is left out" if value is None else f"is {shown(value)}"
+            raise self.bad(key, f"{said}, {_whole_number(smallest)} is needed")
         return value
 
     def count_of(self, *keys: str, default: int | None = None) -> int:
@@ -111,7 +116,7 @@ class ModelConfig:
                 or not isinstance(entry, int)
                 or not smallest <= entry <= _LARGEST_FIELD
             ):
-                raise self.bad(key, f"holds {shown(entry)}, whole numbers above {smallest - 1} are needed")
+                raise self.bad(key, f"holds {shown(entry)}, {_whole_number(smallest)} is needed")
         return value
 
     def section(self, key: str) -> "ModelConfig | None":

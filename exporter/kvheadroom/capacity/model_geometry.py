@@ -142,6 +142,9 @@ _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local
 def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: LayerStack) -> ModelGeometry:
     names = ("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads")
     longest, usual = _context(text, whole)
+    attends = any(not isinstance(cache, StateLayer) for layer in stack.layers for cache in layer)
+    if attends and not any(text.has(name) for name in names):
+        raise text.bad("num_attention_heads", "is left out, a whole number above 0 is needed")
     everywhere, attention = _kv_dtype(whole, text)
     if not _UNAWARE_OF_SCHEME.isdisjoint({architecture, *(text.words("architectures") or ())}):
         attention = everywhere

@@ -34,7 +34,6 @@ from kvheadroom.capacity.events import (
 )
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.readings import (
-    EngineSnapshot,
     FailureReason,
     PageProblem,
     ProblemReason,
@@ -120,7 +119,7 @@ class ReplicaSampler:
         if wait_for_facts is None:
             wait_for_facts = min(WAIT_FOR_FACTS_SECONDS, self._last.interval_seconds / 2)
         resolution = await self._facts(page, now, wait_for_facts)
-        engines = tuple(self._assess(snapshot, resolution, scrape) for snapshot in page.engines)
+        engines = self._assess(page, resolution, scrape)
         state = await self._state(page)
         self._memory, happened = remember(self._memory, page.process_start_time_seconds, engines, now)
         problems = (*page.problems, *contradictions(engines))
@@ -271,11 +270,16 @@ class ReplicaSampler:
         while len(self._known) > MAX_SERVERS:
             del self._known[next(iter(self._known))]
 
-    def _assess(self, snapshot: EngineSnapshot, resolution: Resolution, scrape: Scrape) -> Assessment:
-        return assess(
-            Reading(facts=resolution.facts[snapshot.engine], snapshot=snapshot, taken_at=scrape.taken_at),
-            self._session_tokens,
-        )
+    def _assess(self, page: VllmPage, resolution: Resolution, scrape: Scrape) -> tuple[Assessment, ...]:
+        before = {engine.snapshot.engine: engine for engine in self._last.engines}
+        engines = []
+        for snapshot in page.engines:
+            facts, last = resolution.facts[snapshot.engine], before.get(snapshot.engine)
+            reading = Reading(facts=facts, snapshot=snapshot, taken_at=scrape.taken_at)
+            # Of the same facts the same prediction is made, and an hour of ticks has the same facts.
+            known = last.prediction if last is not None and last.facts is facts else None
+            engines.append(assess(reading, self._session_tokens, known))
+        return tuple(engines)
 
     def _count(self, failure: SourceFailure) -> None:
         self._failures[failure.source, failure.reason] += 1

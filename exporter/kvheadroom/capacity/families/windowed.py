@@ -232,11 +232,11 @@ def _mimo_v2(config: ModelConfig) -> LayerStack:
     pattern = config.counts("hybrid_layer_pattern", text.layers, smallest=0)
     if pattern is None:
         raise config.bad("hybrid_layer_pattern", "is left out, a list with an entry per layer is needed")
-    full = _mimo_layer(text.kv_heads, config.count("head_dim"), config.count_of("v_head_dim", "head_dim"))
+    full = _mimo_layer(text.kv_heads, config.count("head_dim"), config.count("v_head_dim"))
     sliding = _mimo_layer(
         config.count("swa_num_key_value_heads"),
         config.count("swa_head_dim"),
-        config.count_of("swa_v_head_dim", "swa_head_dim"),
+        config.count("swa_v_head_dim"),
         window=config.count("sliding_window_size"),
         has_sink=config.flag("add_swa_attention_sink_bias"),
     )
