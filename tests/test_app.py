@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvheadroom.app import ConfigFile, Replica, Watch, _is_this_machine, _reload
+from kvheadroom.app import ConfigFile, Watch, _reload
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 from kvheadroom.config import load_config, read_small_file, validate_config
 from kvheadroom.monitor.sampler import Resolution
 from kvheadroom.outputs.prometheus import exposition
+from kvheadroom.replica import Replica, _is_this_machine
 from kvheadroom.sources.http import open_session
 from kvheadroom.sources.slow_files import SlowFiles
 from tests.conftest import capture
@@ -67,7 +68,7 @@ def test_whether_a_server_runs_on_this_machine_is_told_by_its_address(url: str, 
 
 
 def test_a_folder_named_by_a_server_elsewhere_is_an_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvheadroom.app._is_this_machine", lambda _: False)
+    monkeypatch.setattr("kvheadroom.replica._is_this_machine", lambda _: False)
     assumed = dict(resolve(str(SHIPPED_MODEL)).facts["0"].assumed())
     assert "holds the same files as on the server's" in assumed["model_folder"]
 

@@ -7,173 +7,10 @@ and FlashMLA are taken as present, as in vLLM's own images.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-DEFAULT_BLOCK_SIZE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class KernelBlocks:
-    """The block sizes that a kernel takes: some exact ones, and the multiples of some.
-
-    A larger block is split into kernel blocks, so any multiple of an exact size will do as well.
-    """
-
-    exact: tuple[int, ...] = ()
-    multiples_of: int | None = None
-
-    @property
-    def bases(self) -> tuple[int, ...]:
-        """The smallest size of each kind."""
-        return self.exact if self.multiples_of is None else (*self.exact, self.multiples_of)
-
-    @property
-    def smallest(self) -> int:
-        """The smallest block it takes."""
-        return min(self.bases)
-
-    def takes(self, block_size: int) -> bool:
-        """Whether blocks of that size can be read, split or whole."""
-        return any(block_size % base == 0 for base in self.bases)
-
-    def largest_within(self, tokens: int) -> int:
-        """The largest unsplit block of at most `tokens` tokens, the smallest of all where none is."""
-        sizes = list(self.exact)
-        if self.multiples_of is not None:
-            sizes.append(max(self.multiples_of, tokens // self.multiples_of * self.multiples_of))
-        return max((size for size in sizes if size <= tokens), default=min(sizes))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelTraits:
-    """What backends ask of the model as a whole, whatever the layer.
-
-    Attributes:
-        head_size: as vLLM takes it for the whole model.
-        query_heads, kv_heads: on one GPU.
-        qk_nope_head_dim, v_head_dim, index_topk: of latent attention, None where config.json has no such key.
-        softcap: the model caps its attention logits.
-        image_prefix: attention looks both ways over images.
-        flash_version: the FlashAttention version that vLLM's hook for the architecture sets.
-        cache_dtype: `--kv-cache-dtype` as resolved for the whole model.
-    """
-
-    head_size: int
-    query_heads: int
-    kv_heads: int
-    qk_nope_head_dim: int | None = None
-    v_head_dim: int | None = None
-    qk_rope_head_dim: int | None = None
-    kv_lora_rank: int | None = None
-    index_topk: int | None = None
-    softcap: bool = False
-    image_prefix: bool = False
-    flash_version: int | None = None
-    cache_dtype: str = "auto"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What vLLM asks for: one layer on one kind of GPU.
-
-    Attributes:
-        capability: CUDA compute capability.
-        compute_dtype: dtype that the model runs in.
-        kv_dtype: vLLM's word for the type of this layer's cache.
-        block_size: as the operator says it, None where vLLM chooses.
-        latent, sparse: MLA, and its sparse kind.
-    """
-
-    capability: tuple[int, int]
-    head_size: int
-    compute_dtype: str
-    kv_dtype: str
-    model: ModelTraits
-    head_size_v: int | None = None
-    block_size: int | None = None
-    latent: bool = False
-    sparse: bool = False
-    has_sink: bool = False
-    window: bool = False
-    cross: bool = False
-    decode_context: int = 1
-    prefill_context: int = 1
-
-
-def is_quantized(kv_dtype: str) -> bool:
-    """Whether a KV dtype is more than the plain numbers of the model (`is_quantized_kv_cache`)."""
-    return kv_dtype not in ("auto", "float16", "bfloat16", "half", "float", "float32")
-
-
-def _flash_version(query: Query, head_size: int | None, *, hd256: bool = False, sized: bool = False) -> int:
-    """FlashAttention's version for a head size (v1/attention/backends/fa_utils.py get_flash_attn_version).
-
-    Args:
-        head_size: None asks for the version whatever the head.
-        hd256: the caller has a use for the kernel of Blackwell for heads of 256.
-        sized: the operator's block size counts.
-    """
-    major = query.capability[0]
-    version = query.model.flash_version or {9: 3, 10: 4}.get(major, 2)
-    if major >= 10 and version == 3:
-        version = 4 if major in (10, 11) else 2
-    if version == 3 and head_size is not None and head_size > 256:
-        version = 4
-    if version == 4 and head_size == 256 and major in (10, 11):
-        odd_block = sized and query.block_size is not None and query.block_size % 128 != 0
-        without = (
-            query.has_sink
-            or query.model.softcap
-            or is_quantized(query.model.cache_dtype)
-            or odd_block
-            or query.model.image_prefix
-            or query.decode_context > 1
-        )
-        if not hd256 or without:
-            version = 2
-    if version == 4 and major >= 10 and head_size is not None and head_size > 128 and head_size != 256:
-        version = 2
-    return version
-
-
-def _flash_takes_fp8(query: Query, head_size: int | None, *, hd256: bool = False) -> bool:
-    version = _flash_version(query, head_size, hd256=hd256, sized=True)
-    if query.capability[0] == 9:
-        return version == 3 or (version == 4 and head_size in (None, 512))
-    return version == 4 and query.capability[0] == 10
-
-
-def _flash_takes(query: Query) -> bool:
-    head, major = query.head_size, query.capability[0]
-    if head % 8 or head > (512 if major in (9, 10, 11) else 256):
-        return False
-    if is_quantized(query.kv_dtype) and not (
-        _flash_takes_fp8(query, None) and _flash_takes_fp8(query, head, hd256=True)
-    ):
-        return False
-    if query.model.image_prefix:
-        if is_quantized(query.kv_dtype) and query.capability == (9, 0):
-            return False
-        return _flash_version(query, head, hd256=True, sized=True) == 4
-    return True
-
-
-def _flash_takes_causal(query: Query) -> bool:
-    """Whether it takes everything but the images."""
-    causal = replace(query, model=replace(query.model, image_prefix=False))
-    # The version is chosen knowing that the model has images.
-    version = _flash_version(query, query.head_size, hd256=True, sized=True)
-    return version in (3, 4) and _flash_takes(causal)
-
-
-def _flash_blocks(query: Query) -> KernelBlocks:
-    major, head = query.capability[0], query.head_size
-    fp8 = query.kv_dtype in ("fp8", "fp8_e4m3")
-    if major == 9 and fp8 and head == 512 and _flash_version(query, 512) == 4:
-        return KernelBlocks(exact=(64,))
-    same_heads = query.head_size_v in (None, head)
-    if major in (10, 11) and head == 256 and same_heads and _flash_version(query, 256, hd256=True) == 4:
-        return KernelBlocks(exact=(128,))
-    return KernelBlocks(multiples_of=16)
+from kvheadroom.capacity.backend_query import DEFAULT_BLOCK_SIZE, KernelBlocks, Query, is_quantized
+from kvheadroom.capacity.flash_attention import flash_blocks, flash_takes, flash_takes_causal
 
 
 def _flashinfer_takes(query: Query) -> bool:
@@ -266,7 +103,7 @@ class Backend:
         """The block size that it asks for where it is the only one (`get_preferred_block_size`)."""
         blocks = self.model_blocks(query)
         # FlashAttention asks for whole kernel blocks where its kernel knows one size only.
-        if self.blocks is _flash_blocks and blocks.exact:
+        if self.blocks is flash_blocks and blocks.exact:
             return max(DEFAULT_BLOCK_SIZE, blocks.smallest)
         return DEFAULT_BLOCK_SIZE if blocks.takes(DEFAULT_BLOCK_SIZE) else blocks.smallest
 
@@ -297,17 +134,22 @@ class Backend:
 _ALL = (7, 8, 9, 10, 11, 12)
 _LATENT_DTYPES = _HALF | _FP8
 
+_dense_mla = partial(
+    Backend, latent=True, head_sizes=_LATENT_SIZES, decode_context=True, prefill_context=True
+)
+_sparse_mla = partial(Backend, latent=True, sparse=True, prefill_context=True)
+
 _TABLE = (
     Backend(
         name="FLASH_ATTN",
         kv_dtypes=_HALF | _FP8,
         capabilities=(8, 9, 10, 11, 12),
-        blocks=_flash_blocks,
+        blocks=flash_blocks,
         sink=(9, 10),
         cross=True,
         image_prefix=True,
         decode_context=True,
-        takes=_flash_takes,
+        takes=flash_takes,
     ),
     Backend(
         name="FLASHINFER",
@@ -363,144 +205,104 @@ _TABLE = (
         kv_dtypes=_HALF | _FP8,
         capabilities=(9,),
         head_sizes=frozenset({256, 512}),
-        blocks=_flash_blocks,
+        blocks=flash_blocks,
         sink=(9,),
         image_prefix=True,
-        takes=_flash_takes_causal,
+        takes=flash_takes_causal,
     ),
-    Backend(
+    _dense_mla(
         name="FLASH_ATTN_MLA",
         kv_dtypes=_HALF,
         capabilities=(9,),
-        head_sizes=_LATENT_SIZES,
-        latent=True,
         blocks=_blocks(multiples_of=16),
-        decode_context=True,
-        prefill_context=True,
     ),
-    Backend(
+    _dense_mla(
         name="FLASHMLA",
         kv_dtypes=_LATENT_DTYPES,
         capabilities=(9,),
-        head_sizes=_LATENT_SIZES,
-        latent=True,
         blocks=_blocks((64,)),
-        decode_context=True,
-        prefill_context=True,
     ),
-    Backend(
+    _dense_mla(
         name="FLASHINFER_MLA",
         kv_dtypes=_LATENT_DTYPES,
         capabilities=(10,),
-        head_sizes=_LATENT_SIZES,
-        latent=True,
         blocks=_blocks((32, 64)),
-        decode_context=True,
-        prefill_context=True,
         takes=lambda query: query.model.qk_nope_head_dim in (64, 128, 192),
     ),
-    Backend(
+    _dense_mla(
         name="TOKENSPEED_MLA",
         kv_dtypes=_FP8,
         capabilities=(10,),
-        head_sizes=_LATENT_SIZES,
-        latent=True,
         blocks=_blocks((32, 64)),
-        decode_context=True,
-        prefill_context=True,
         takes=lambda query: (
             (query.model.qk_nope_head_dim, query.model.qk_rope_head_dim, query.model.v_head_dim)
             == (128, 64, 128)
         ),
     ),
-    Backend(
+    _dense_mla(
         name="CUTLASS_MLA",
         kv_dtypes=_LATENT_DTYPES,
         capabilities=(10,),
-        head_sizes=_LATENT_SIZES,
-        latent=True,
         blocks=_blocks((128,)),
-        decode_context=True,
-        prefill_context=True,
     ),
-    Backend(
+    _dense_mla(
         name="TRITON_MLA",
         kv_dtypes=_LATENT_DTYPES,
-        latent=True,
         blocks=_blocks(multiples_of=16),
-        decode_context=True,
-        prefill_context=True,
+        head_sizes=None,
     ),
-    Backend(
+    _sparse_mla(
         name="FLASH_ATTN_MLA_SPARSE",
         kv_dtypes=_HALF,
         capabilities=(9,),
-        latent=True,
-        sparse=True,
         blocks=_blocks(multiples_of=64),
-        prefill_context=True,
         takes=lambda query: query.model.index_topk is not None,
     ),
-    Backend(
+    _sparse_mla(
         name="FLASHMLA_SPARSE",
         kv_dtypes=frozenset({"auto", "bfloat16", "fp8_ds_mla", "fp8", "nvfp4_ds_mla"}),
         compute_dtypes=frozenset({"bfloat16"}),
         capabilities=(9, 10),
         head_sizes=frozenset({512, 576}),
-        latent=True,
-        sparse=True,
         blocks=_blocks(multiples_of=64),
         decode_context=True,
-        prefill_context=True,
         takes=_flashmla_sparse_takes,
     ),
-    Backend(
+    _sparse_mla(
         name="FLASHINFER_MLA_SPARSE",
         kv_dtypes=_LATENT_DTYPES,
         capabilities=(10,),
         head_sizes=frozenset({512, 576}),
-        latent=True,
-        sparse=True,
         blocks=_blocks(multiples_of=32),
         decode_context=True,
-        prefill_context=True,
         takes=_sparse_flashinfer_takes,
     ),
-    Backend(
+    _sparse_mla(
         name="FLASH_ATTN_MLA_SPARSE_FA4",
         kv_dtypes=frozenset({"auto", "bfloat16"}),
         compute_dtypes=frozenset({"bfloat16"}),
         capabilities=(10,),
         head_sizes=frozenset({576}),
-        latent=True,
-        sparse=True,
         blocks=_blocks(multiples_of=64),
         decode_context=True,
-        prefill_context=True,
         takes=_sparse_fa4_takes,
     ),
-    Backend(
+    _sparse_mla(
         name="FLASHINFER_MLA_SPARSE_SM90",
         kv_dtypes=frozenset({"auto", "bfloat16"}) | _FP8,
         compute_dtypes=frozenset({"bfloat16"}),
         capabilities=(9,),
         head_sizes=frozenset({512, 576}),
-        latent=True,
-        sparse=True,
         blocks=_blocks(multiples_of=64),
-        prefill_context=True,
         takes=_sm90_sparse_takes,
     ),
-    Backend(
+    _sparse_mla(
         name="FLASHINFER_MLA_SPARSE_SM120",
         kv_dtypes=frozenset({"auto", "fp8_ds_mla"}) | _FP8,
         compute_dtypes=frozenset({"bfloat16"}),
         capabilities=(12,),
         head_sizes=frozenset({512, 576}),
-        latent=True,
-        sparse=True,
         blocks=_blocks(multiples_of=64),
-        prefill_context=True,
         takes=lambda query: query.model.index_topk == 2048,
     ),
 )

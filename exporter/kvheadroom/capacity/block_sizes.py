@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvheadroom.capacity.attention_backends import DEFAULT_BLOCK_SIZE
+from kvheadroom.capacity.backend_query import DEFAULT_BLOCK_SIZE
 from kvheadroom.capacity.cache_bytes import aligned_state_bytes, checkpoint_grid, element_bytes, head_bytes
 from kvheadroom.capacity.cache_settings import (
     CacheSettings,

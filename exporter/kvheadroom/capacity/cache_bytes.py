@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from kvheadroom.capacity.cache_settings import DTYPE_BYTES, CacheSettings, VllmRefusesError
 from kvheadroom.capacity.kv_specs import ceil_div, round_up
-from kvheadroom.capacity.layer_backends import M3_BACKEND
-from kvheadroom.capacity.layers import Checkpoint, NotDivisibleError, ShortConvState, StateLayer
+from kvheadroom.capacity.layers import M3_BACKEND, Checkpoint, NotDivisibleError, ShortConvState, StateLayer
 
 # TurboQuant: bits of a key's and a value's element (quantization/turboquant/config.py).
 _TURBOQUANT_BITS = {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvheadroom.capacity.attention_backends import ModelTraits
+from kvheadroom.capacity.backend_query import ModelTraits
 from kvheadroom.capacity.layers import CacheLayer, LatentLayer, StateLayer
 from kvheadroom.capacity.parallelism import Parallelism
 
@@ -98,6 +98,11 @@ class CacheSettings:
     hybrid: bool = False
     sizing_states: tuple[StateLayer, ...] = ()
     latent: bool = False
+
+    @property
+    def major(self) -> int:
+        """CUDA major version of the GPU; 0 for vLLM's CPU backend."""
+        return 0 if self.capability is None else self.capability[0]
 
 
 def layer_is_sparse(layer: CacheLayer) -> bool:

@@ -85,12 +85,11 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise _UnknownCaseError("`config` is no mapping (a parsed config.json)")
     auto_fit = flags.get("max_model_len") in (-1, "auto")
-    length = None if auto_fit else flags.get("max_model_len")
-    named = {name: value for name, value in flags.items() if name != "max_model_len"}
-    if length is not None:
-        named["max_model_len"] = length
+    if auto_fit:
+        del flags["max_model_len"]
+    length = flags.get("max_model_len")
     facts = resolve_facts(
-        operator=OperatorFacts(flags=named, gpu=_gpu(case)),
+        operator=OperatorFacts(flags=flags, gpu=_gpu(case)),
         answers=ServerAnswers(version=version if isinstance(version, str) else None),
         echoed=EchoedFlags(),
         model_files=ModelFiles(folder="", config=config),

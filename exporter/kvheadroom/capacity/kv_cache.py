@@ -7,9 +7,7 @@ Source: vLLM 0.33.0 `v1/core/kv_cache_planning.py`, `v1/engine/core.py` (_initia
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from kvheadroom.capacity.attention_backends import ModelTraits
 from kvheadroom.capacity.cache_settings import (
-    CacheSettings,
     NotModelledError,
     PlacedLayer,
     VllmRefusesError,
@@ -19,11 +17,11 @@ from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.kv_groups import CannotGroupError, KvGroup, bytes_per_block, group_layers
 from kvheadroom.capacity.kv_specs import HOLDS_BATCHES, HOLDS_EVERY_TOKEN, Kind, RequestShape
 from kvheadroom.capacity.layer_specs import PlannedSpecs, plan_specs
-from kvheadroom.capacity.layers import AttentionLayer
 from kvheadroom.capacity.model_geometry import ModelGeometry
 from kvheadroom.capacity.offloading import offloading_refusal
 from kvheadroom.capacity.parallelism import pipeline_stages
 from kvheadroom.capacity.refusals import refusals
+from kvheadroom.capacity.settings_resolution import resolve_settings
 
 # One card of every generation: where the GPU is not said, they must agree.
 _GENERATIONS = tuple(dict.fromkeys(gpu.capability for gpu in GPUS.values()))
@@ -162,7 +160,7 @@ def _plan_on(
         return unmodelled
     try:
         layers = _placed_layers(facts, model)
-        settings = _settings(facts, model, capability)
+        settings = resolve_settings(facts, model, capability)
         planned = plan_specs(layers, settings)
         groups = group_layers(
             planned.specs,
@@ -210,7 +208,7 @@ def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
             f"layers left unquantized are not modelled for {model.architecture}, whose attention is its own",
         ),
         (
-            spread and flags.disable_hybrid_kv_cache_manager and _has_chunks(model),
+            spread and flags.disable_hybrid_kv_cache_manager and model.has_chunks,
             "decode context parallelism without the hybrid KV cache manager is not modelled",
         ),
         (
@@ -233,11 +231,7 @@ def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
 def _promotes_windows(facts: EngineFacts, model: ModelGeometry) -> bool:
     """Whether windows keep every token: by flag, or because of chunks beside a draft (config/vllm.py)."""
     drafts = facts.draft.method in ("eagle", "eagle3", "mtp")
-    return facts.flags.disable_hybrid_kv_cache_manager or (drafts and _has_chunks(model))
-
-
-def _has_chunks(model: ModelGeometry) -> bool:
-    return any(isinstance(cache, AttentionLayer) and cache.chunk for cache in model.caches())
+    return facts.flags.disable_hybrid_kv_cache_manager or (drafts and model.has_chunks)
 
 
 def _placed_layers(facts: EngineFacts, model: ModelGeometry) -> list[PlacedLayer]:
@@ -254,132 +248,6 @@ def _placed_layers(facts: EngineFacts, model: ModelGeometry) -> list[PlacedLayer
         ]
         index += 1
     return placed
-
-
-def _settings(facts: EngineFacts, model: ModelGeometry, capability: tuple[int, int] | None) -> CacheSettings:
-    flags, stack, tp = facts.flags, model.stack, facts.tensor_parallel_size.value
-    compute_dtype = _compute_dtype(facts, model)
-    cache_dtype = _cache_dtype(facts, model, capability)
-    if {cache_dtype, compute_dtype} == {"float16", "bfloat16"}:
-        raise VllmRefusesError(
-            f"kv_cache_dtype={cache_dtype} is incompatible with a model in {compute_dtype}"
-        )
-    prefix_caching = flags.enable_prefix_caching
-    if prefix_caching is None:
-        # Models of recurrent states alone have it off (`is_prefix_caching_supported`, config/model.py).
-        prefix_caching = stack.hybrid or not model.has_states
-    state_block_size = flags.mamba_block_size if not stack.hybrid else None
-    if not prefix_caching:
-        state_block_size = None if facts.max_model_len is None else facts.max_model_len.value
-    several_modules = stack.mtp_modules and facts.draft.method == "mtp"
-    return CacheSettings(
-        capability=capability,
-        parallelism=facts.parallelism,
-        cache_dtype=cache_dtype,
-        said_dtype=facts.kv_cache_dtype.value,
-        compute_dtype=compute_dtype,
-        traits=ModelTraits(
-            head_size=stack.head_size,
-            query_heads=(model.num_heads or 0) // tp,
-            kv_heads=1 if stack.latent else max(1, stack.num_kv_heads // tp),
-            qk_nope_head_dim=model.qk_nope_head_dim,
-            qk_rope_head_dim=model.qk_rope_head_dim,
-            v_head_dim=model.v_head_dim,
-            kv_lora_rank=model.kv_lora_rank,
-            index_topk=model.index_topk,
-            softcap=model.softcap,
-            image_prefix=stack.image_prefix,
-            flash_version=_flash_version(model, capability, cache_dtype, flags.attention_backend),
-        ),
-        block_size=None if facts.block_size.assumed else facts.block_size.value,
-        attention_backend=flags.attention_backend or _hooked_backend(model, capability),
-        skip_layers=frozenset(flags.kv_cache_dtype_skip_layers),
-        prefix_caching=prefix_caching,
-        speculative_tokens=facts.draft.tokens,
-        extra_window_tokens=max(0, facts.draft.tokens - 1) if several_modules else 0,
-        conv_dtype=flags.mamba_cache_dtype,
-        recurrent_dtype=flags.mamba_ssm_cache_dtype
-        if flags.mamba_ssm_cache_dtype != "auto"
-        else stack.recurrent_dtype or "auto",
-        state_block_size=state_block_size,
-        recurrent_flag=flags.mamba_ssm_cache_dtype,
-        saves_delta_states=facts.rules.saves_delta_states,
-        hybrid=stack.hybrid,
-        sizing_states=stack.sizing_states,
-        latent=stack.latent,
-    )
-
-
-_WIDE_HEADS = 256
-
-
-def _has_unlike_heads(model: ModelGeometry) -> bool:
-    sizes = {getattr(cache, "head_size", None) for cache in model.caches()}
-    return model.architecture.startswith("Gemma4") and len(sizes) > 1
-
-
-def _flash_version(
-    model: ModelGeometry, capability: tuple[int, int] | None, cache_dtype: str, wanted: str | None
-) -> int | None:
-    """Gemma 4's heads differ in size, so that its hook asks for one FlashAttention (`Gemma4Config`, models/config.py)."""
-    if capability is None or not _has_unlike_heads(model) or capability[0] not in (9, 10, 11):
-        return None
-    if wanted not in (None, "FLASH_ATTN") or (capability[0] == 9 and cache_dtype.startswith("fp8")):
-        return None
-    return 4
-
-
-def _hooked_backend(model: ModelGeometry, capability: tuple[int, int] | None) -> str | None:
-    """The backend that the architecture's hook sets where no flag does."""
-    if capability is not None and _has_unlike_heads(model) and capability[0] not in (9, 10, 11):
-        return "TRITON_ATTN"
-    return model.stack.attention_backend
-
-
-def _cache_dtype(facts: EngineFacts, model: ModelGeometry, capability: tuple[int, int] | None) -> str:
-    """`--kv-cache-dtype` with what checkpoint and architecture make of it, in vLLM's order."""
-    dtype = facts.kv_cache_dtype.value
-    if dtype == "auto":
-        if model.kv_dtype is None:
-            raise NotModelledError(
-                "what vLLM makes of the checkpoint's own KV-cache scheme with kv_cache_dtype=auto is not modelled; "
-                "it is with --kv-cache-dtype fp8 or bfloat16 on vLLM's command line"
-            )
-        dtype = model.kv_dtype
-    on_blackwell = capability is not None and capability[0] == 10
-    if dtype == "auto" and on_blackwell and model.architecture in facts.rules.blackwell_kv_dtypes:
-        if facts.draft.layers and facts.draft.method != "mtp":
-            # vLLM leaves such a draft at auto.
-            raise NotModelledError(
-                "a draft model whose KV dtype differs from its target's is not modelled; say --kv-cache-dtype"
-            )
-        dtype = facts.rules.blackwell_kv_dtypes[model.architecture]
-    if model.architecture == "DeepseekV32ForCausalLM" and dtype == "bfloat16":
-        dtype = "auto"
-    if dtype == "auto" and model.kv_dtype_of_attention != "auto" and _has_chunks(model):
-        # Its layers choose their backend before the scheme is read.
-        raise NotModelledError("a checkpoint's own KV-cache scheme with chunked attention is not modelled")
-    if dtype == "auto" and model.kv_heads:
-        if model.kv_dtype_of_attention is None:
-            raise NotModelledError(
-                "the checkpoint's own KV-cache scheme is none of those that are modelled; say --kv-cache-dtype"
-            )
-        dtype = model.kv_dtype_of_attention
-    return dtype
-
-
-def _compute_dtype(facts: EngineFacts, model: ModelGeometry) -> str:
-    """`--dtype`; a float32 checkpoint, or one that names no dtype, runs in 16 bits (`_resolve_auto_dtype`)."""
-    said = facts.dtype.value if facts.dtype.value != "auto" else model.dtype
-    float16 = said in ("float16", "half")
-    if facts.dtype.value == "auto" and (
-        said in (None, "float32", "float") or (float16 and not model.takes_float16)
-    ):
-        return "bfloat16"
-    named = {"half": "float16", "float": "float32"}.get(str(said), str(said))
-    if named not in ("float16", "bfloat16", "float32"):
-        raise NotModelledError(f"a model in {named[:40]} is not modelled")
-    return named
 
 
 def _layout(

@@ -7,7 +7,7 @@ import enum
 import math
 from dataclasses import dataclass, replace
 
-from kvheadroom.capacity.attention_backends import KernelBlocks
+from kvheadroom.capacity.backend_query import KernelBlocks
 
 
 class Kind(enum.Enum):
@@ -95,7 +95,7 @@ class KvSpec:
         """Bytes of one block of this layer (`page_size_bytes`)."""
         if self.padded_bytes is not None:
             return self.padded_bytes
-        return -(-self.unpadded_bytes // self.page_multiple) * self.page_multiple
+        return round_up(self.unpadded_bytes, self.page_multiple)
 
     @property
     def stride_multiple(self) -> int:

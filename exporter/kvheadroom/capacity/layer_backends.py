@@ -7,14 +7,8 @@ Sources, vLLM 0.33.0: `model_executor/layers/attention/`, `models/deepseek_v4/`,
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvheadroom.capacity.attention_backends import (
-    BACKENDS,
-    DEFAULT_BLOCK_SIZE,
-    KernelBlocks,
-    Query,
-    choose_backend,
-    is_quantized,
-)
+from kvheadroom.capacity.attention_backends import BACKENDS, choose_backend
+from kvheadroom.capacity.backend_query import DEFAULT_BLOCK_SIZE, KernelBlocks, Query, is_quantized
 from kvheadroom.capacity.cache_settings import (
     CacheSettings,
     NotModelledError,
@@ -22,6 +16,8 @@ from kvheadroom.capacity.cache_settings import (
     layer_is_sparse,
 )
 from kvheadroom.capacity.layers import (
+    M3_BACKEND,
+    QSA_BACKEND,
     AttentionLayer,
     CacheLayer,
     CompressedIndexerLayer,
@@ -42,9 +38,6 @@ from kvheadroom.capacity.layers import (
 CPU_BLOCK_SIZE = 128
 CPU_LATENT_BLOCK_SIZE = 16
 """The CPU's latent-attention kernel knows no other (platforms/cpu.py); with AMX there is no such rule."""
-
-M3_BACKEND = "MINIMAX_M3_SPARSE"
-QSA_BACKEND = "QWEN4_EXP_QSA_TRITON"
 
 # (qk_nope_head_dim, qk_rope_head_dim, v_head_dim) of latent attention that a prefill kernel exists for
 # (v1/attention/backends/mla/prefill/).
@@ -127,15 +120,13 @@ class BackendChooser:
             return _fixed("CPU_MLA", KernelBlocks(exact=(CPU_LATENT_BLOCK_SIZE,)), kv_dtype=kv_dtype)
         if not isinstance(layer, AttentionLayer) or layer.backend is not None:
             raise NotModelledError("this kind of layer is not modelled on vLLM's CPU backend")
-        return replace(
-            _fixed("CPU_ATTN", KernelBlocks(multiples_of=32), kv_dtype=kv_dtype), preferred=CPU_BLOCK_SIZE
-        )
+        blocks = KernelBlocks(multiples_of=32)
+        return _fixed("CPU_ATTN", blocks, kv_dtype=kv_dtype, preferred=CPU_BLOCK_SIZE)
 
     def _choose_indexer(self, layer: IndexerLayer) -> ChosenBackend:
         if layer.pooled_tokens == 1:
             return _fixed("DEEPSEEK_V32_INDEXER", KernelBlocks(exact=(64,)))
-        major = 0 if self._settings.capability is None else self._settings.capability[0]
-        pages = (64,) if major == 12 else (32, 64)
+        pages = (64,) if self._settings.major == 12 else (32, 64)
         return _fixed("GLM5NEXT_INDEXER", KernelBlocks(exact=tuple(layer.pooled_tokens * n for n in pages)))
 
     def _choose_pooled(self, pooled_tokens: int) -> ChosenBackend:
@@ -156,11 +147,10 @@ class BackendChooser:
         self, layer: CompressedLatentLayer | SlidingLatentLayer | CompressorStateLayer, kv_dtype: str
     ) -> ChosenBackend:
         """models/deepseek_v4/nvidia/model.py _select_dsv4_attn_cls, attention.py _resolve_dsv4_kv_cache_dtype."""
-        major = 0 if self._settings.capability is None else self._settings.capability[0]
         wanted = self._settings.attention_backend
         if wanted in ("FLASHINFER_MLA_SPARSE", "FLASHINFER_MLA_SPARSE_SM120"):
             raise VllmRefusesError(f"{wanted} is no attention backend of DeepSeek-V4")
-        packed = wanted != "FLASHINFER_MLA_SPARSE_DSV4" or major == 12
+        packed = wanted != "FLASHINFER_MLA_SPARSE_DSV4" or self._settings.major == 12
         if packed and kv_dtype != "auto" and not kv_dtype.startswith("fp8"):
             raise VllmRefusesError(
                 f"DeepSeek-V4's packed cache takes kv_cache_dtype fp8 only, not {kv_dtype}; say "
@@ -171,7 +161,9 @@ class BackendChooser:
         if isinstance(layer, CompressorStateLayer):
             return _fixed("CompressorBackend", KernelBlocks(multiples_of=1), kv_dtype=kv_dtype)
         if isinstance(layer, SlidingLatentLayer):
-            return _fixed("DEEPSEEK_SPARSE_SWA", KernelBlocks(multiples_of=32), kv_dtype=kv_dtype)
+            return _fixed(
+                "DEEPSEEK_SPARSE_SWA", KernelBlocks(multiples_of=32), kv_dtype=kv_dtype, preferred=256
+            )
         return _fixed("DEEPSEEK_V4_SPARSE", KernelBlocks(exact=(256,)), kv_dtype=kv_dtype)
 
     def _choose_attention(
@@ -226,8 +218,7 @@ class BackendChooser:
             )
 
     def _layouts(self, backend: str) -> tuple[str, ...]:
-        on_blackwell = self._settings.capability is not None and self._settings.capability[0] == 10
-        if backend in ("FLASHINFER", "TRITON_FLASHINFER") and on_blackwell:
+        if backend in ("FLASHINFER", "TRITON_FLASHINFER") and self._settings.major == 10:
             return ("LBHNC", "BLHNC")
         return ("LBNHC",) if backend in ("FLEX_ATTENTION", "TURBOQUANT") else ()
 
@@ -318,15 +309,20 @@ def shared_layouts(chosen: Iterable[ChosenBackend]) -> tuple[str, ...]:
 
 
 def _fixed(
-    name: str, blocks: KernelBlocks, *, kv_dtype: str = "uint8", layouts: tuple[str, ...] = ()
+    name: str,
+    blocks: KernelBlocks,
+    *,
+    kv_dtype: str = "uint8",
+    layouts: tuple[str, ...] = (),
+    preferred: int | None = None,
 ) -> ChosenBackend:
     """A backend that no selector chooses."""
-    preferred = DEFAULT_BLOCK_SIZE if blocks.takes(DEFAULT_BLOCK_SIZE) else blocks.smallest
+    usual = DEFAULT_BLOCK_SIZE if blocks.takes(DEFAULT_BLOCK_SIZE) else blocks.smallest
     return ChosenBackend(
         name=name,
         model_blocks=blocks,
         blocks=blocks,
-        preferred=256 if name == "DEEPSEEK_SPARSE_SWA" else preferred,
+        preferred=usual if preferred is None else preferred,
         kv_dtype=kv_dtype,
         layouts=layouts,
     )

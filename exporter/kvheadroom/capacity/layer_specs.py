@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvheadroom.capacity.attention_backends import is_quantized
+from kvheadroom.capacity.backend_query import is_quantized
 from kvheadroom.capacity.block_sizes import BlockSizes, PaddedBlocks
 from kvheadroom.capacity.cache_bytes import (
     element_bytes,
@@ -52,6 +52,7 @@ _TURBOQUANT_NATIVE_LAYERS = 2  # at either end (quantization/turboquant/config.p
 
 # Bytes of one token where a backend packs vector, rotary part and scales into one (mla_attention.py).
 _PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+_PACKED_V4_BYTES = 584  # the same for DeepSeek-V4's vectors of 512 (sparse_swa.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,8 +268,7 @@ class _Planner:
         )
         if not layer.sparse:
             return spec.with_kernel(chosen.blocks)
-        on_blackwell = self._settings.capability is not None and self._settings.capability[0] == 10
-        if chosen.name == "FLASHMLA_SPARSE" and is_quantized(chosen.kv_dtype) and not on_blackwell:
+        if chosen.name == "FLASHMLA_SPARSE" and is_quantized(chosen.kv_dtype) and self._settings.major != 10:
             return replace(spec, kernel_tokens=64)
         # Sparse kernels read rows, or pages of rows, that lie whole steps apart (sparse_utils.py).
         rows = {
@@ -307,13 +307,13 @@ class _Planner:
         packed = chosen.kv_dtype == "fp8_ds_mla"
         # A block is a whole number of what the kernels read at once (`_apply_alignment_padding`).
         page_multiple = 576 if self._cache_dtype == "fp8_ds_mla" else 512
-        row = 584 if packed else 512 * (1 if chosen.kv_dtype.startswith("fp8") else 2)
+        element = 1 if chosen.kv_dtype.startswith("fp8") else 2
         match layer:
             case SlidingLatentLayer():
                 spec = KvSpec(
                     kind=Kind.LATENT_WINDOW,
                     block_size=64,
-                    unit_bytes=row,
+                    unit_bytes=_PACKED_V4_BYTES if packed else layer.head_dim * element,
                     window=layer.window,
                     identity=("latent", chosen.kv_dtype),
                 )
@@ -327,10 +327,14 @@ class _Planner:
                 )
             case CompressedIndexerLayer() | CompressedLatentLayer():
                 indexer = isinstance(layer, CompressedIndexerLayer)
+                if indexer:
+                    unit = layer.head_dim + layer.head_dim // 128 * 4
+                else:
+                    unit = _PACKED_V4_BYTES if packed else layer.head_dim * element
                 spec = KvSpec(
                     kind=Kind.LATENT,
                     block_size=block_size,
-                    unit_bytes=layer.head_dim + layer.head_dim // 128 * 4 if indexer else row,
+                    unit_bytes=unit,
                     tokens_per_unit=layer.ratio,
                     identity=("indexer" if indexer else "latent", chosen.kv_dtype),
                     kernel_tokens=256,

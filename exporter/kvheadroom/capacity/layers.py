@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+# Backends that vLLM's model classes name themselves: models/minimax_m3/, models/qwen4_exp/,
+# model_executor/models/mimo_v2.py.
+M3_BACKEND = "MINIMAX_M3_SPARSE"
+QSA_BACKEND = "QWEN4_EXP_QSA_TRITON"
+DIFFKV_BACKEND = "FLASH_ATTN_DIFFKV"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer:

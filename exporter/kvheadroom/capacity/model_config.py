@@ -62,9 +62,13 @@ class ModelConfig:
                 return self.count(key)
         return self.count(keys[0], default)
 
-    def layers(self, key: str = "num_hidden_layers") -> int:
+    def draft_layers(self, key: str = "num_nextn_predict_layers", default: int = 0) -> int:
+        """Layers for multi-token prediction that the checkpoint has."""
+        return self.layers(key, default, smallest=0)
+
+    def layers(self, key: str = "num_hidden_layers", default: int | None = None, *, smallest: int = 1) -> int:
         """A number of layers."""
-        layers = self.count(key)
+        layers = self.count(key, default, smallest=smallest)
         if layers > MOST_LAYERS:
             raise self.bad(key, f"is {layers}, more layers than any model has")
         return layers

@@ -80,6 +80,11 @@ class ModelGeometry:
         return any(getattr(cache, "window", None) or getattr(cache, "chunk", None) for cache in self.caches())
 
     @property
+    def has_chunks(self) -> bool:
+        """Whether some layers attend within chunks."""
+        return any(isinstance(cache, AttentionLayer) and cache.chunk for cache in self.caches())
+
+    @property
     def is_latent(self) -> bool:
         """Whether it is dense latent attention in every layer."""
         return all(isinstance(cache, LatentLayer) and not cache.sparse for cache in self.caches())

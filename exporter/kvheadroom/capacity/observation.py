@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.kv_cache import KvLayout
+from kvheadroom.capacity.kv_specs import ceil_div
 from kvheadroom.capacity.readings import EngineSnapshot
 
 
@@ -109,7 +110,7 @@ def _contradiction(snapshot: EngineSnapshot, facts: EngineFacts, block_size: int
         least = most // 2
     else:
         # One less: vLLM rounds a product of floats down.
-        least = blocks * length.value // -(-length.value // block_size) - 1
+        least = blocks * length.value // ceil_div(length.value, block_size) - 1
     slack = SHARED_BLOCKS_TOLERANCE if snapshot.blocks_are_shared else 0.0
     if least * (1 - slack) <= tokens <= most * (1 + slack):
         return None
@@ -131,4 +132,4 @@ def _has_one_group(
         return layout.holds_every_token
     if not (snapshot.num_blocks and snapshot.max_concurrency and block_size and max_model_len):
         return False
-    return round(snapshot.num_blocks / snapshot.max_concurrency) == -(-max_model_len // block_size)
+    return round(snapshot.num_blocks / snapshot.max_concurrency) == ceil_div(max_model_len, block_size)

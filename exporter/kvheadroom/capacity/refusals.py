@@ -7,6 +7,7 @@ Sources: vLLM 0.33.0 `config/model.py` verify_with_parallel_config, `config/para
 from collections.abc import Iterator
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.kv_specs import round_up
 from kvheadroom.capacity.layers import PooledKeyLayer
 from kvheadroom.capacity.model_geometry import ModelGeometry
 from kvheadroom.capacity.parallelism import Parallelism, pipeline_stages
@@ -119,7 +120,7 @@ def _division(model: ModelGeometry, tp: int) -> Iterator[str]:
             elif (model.num_heads or 0) // tp % max(1, heads // tp) and not unlike:
                 yield f"the {model.num_heads} attention heads are not divisible by the {heads} KV heads"
     if model.vocab_size is not None:
-        padded = -(-model.vocab_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
+        padded = round_up(model.vocab_size, VOCABULARY_PADDING)
         if padded % tp:
             yield f"the vocabulary of {padded} padded entries is not divisible by tensor_parallel_size={tp}"
     if model.num_experts and tp > model.num_experts and model.architecture in _COUNT_EXPERTS:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.kv_cache import KvLayout
+from kvheadroom.capacity.kv_specs import ceil_div
 from kvheadroom.capacity.observation import Observation
 from kvheadroom.capacity.prediction import Prediction
 
@@ -79,7 +80,7 @@ def _count(
     if layout is not None and not layout.holds_every_token:
         blocks = layout.blocks_per_session(length)
     elif layout is not None and block_size is not None:
-        blocks = -(-length // block_size)
+        blocks = ceil_div(length, block_size)
     elif is_max_model_len and num_blocks is not None and observation.max_concurrency:
         blocks = round(num_blocks / observation.max_concurrency)
     if is_max_model_len and observation.max_concurrency is not None:

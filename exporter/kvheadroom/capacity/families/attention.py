@@ -174,7 +174,7 @@ def _reader(rules: _ModelClass) -> Reader:
         require_known_types(text)
         windows = text.windows if rules.follows_layer_types else (text.model_window,) * text.layers
         head_size = text.hidden_head_size if rules.ignores_head_dim else text.head_size
-        mtp = mtp_layers(config) if rules.mtp else 0
+        mtp = config.draft_layers() if rules.mtp else 0
         layers = windowed_layers(
             (*windows, *(text.model_window,) * mtp), num_kv_heads=text.kv_heads, head_size=head_size
         )
@@ -189,12 +189,6 @@ def _reader(rules: _ModelClass) -> Reader:
         )
 
     return read
-
-
-def mtp_layers(config: ModelConfig) -> int:
-    """Layers for multi-token prediction that the checkpoint has."""
-    layers = config.count("num_nextn_predict_layers", 0, smallest=0)
-    return config.layers("num_nextn_predict_layers") if layers else 0
 
 
 def _mixed_types(text: TextConfig) -> str:

@@ -6,6 +6,7 @@ Sources: `models/deepseek_v4/attention.py`, `compressor.py`, `nvidia/mtp.py` of 
 
 from collections.abc import Mapping
 
+from kvheadroom.capacity.families.text_config import SLIDING
 from kvheadroom.capacity.layer_stack import LayerStack, ModelConfig, Reader
 from kvheadroom.capacity.layers import (
     CacheLayer,
@@ -21,13 +22,12 @@ _INDEX_HEAD_DIM = 128
 _SPARSE_RATIO = 4
 _HEAVY_RATIO = 128
 
-_SLIDING = "sliding_attention"
 _SPARSE = "compressed_sparse_attention"
 _HEAVY = "heavily_compressed_attention"
 
 # DeepseekV4Config: how older checkpoints say the kind of a layer, how much each kind compresses, and what it takes
 # where nothing is said: the first layers heavy, then in turns.
-_KIND_OF_RATIO = {0: _SLIDING, _SPARSE_RATIO: _SPARSE, _HEAVY_RATIO: _HEAVY}
+_KIND_OF_RATIO = {0: SLIDING, _SPARSE_RATIO: _SPARSE, _HEAVY_RATIO: _HEAVY}
 _DEFAULT_RATES = {_SPARSE: _SPARSE_RATIO, _HEAVY: _HEAVY_RATIO}
 _FIRST_HEAVY = 2
 _OLD_RATE_KEYS = {"compress_rate_csa": _SPARSE, "compress_rate_hca": _HEAVY}
@@ -58,9 +58,7 @@ def _deepseek_v4(config: ModelConfig) -> LayerStack:
         ),
     }
     rates = _rates(config)
-    mtp_layers = 0
-    if config.values.get("num_nextn_predict_layers"):
-        mtp_layers = config.layers("num_nextn_predict_layers")
+    mtp_layers = config.draft_layers()
     return LayerStack(
         layers=tuple(caches[rates.get(kind, 0)] for kind in _kinds(config)),
         num_kv_heads=1,

@@ -10,6 +10,7 @@ Sources: vLLM 0.33.0's `model_executor/models/` (one file per architecture), `mo
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from kvheadroom.capacity.families.text_config import FULL
 from kvheadroom.capacity.layer_stack import Layers, LayerStack, ModelConfig, Reader
 from kvheadroom.capacity.layers import (
     AttentionLayer,
@@ -19,9 +20,8 @@ from kvheadroom.capacity.layers import (
     ShortConvState,
     StateLayer,
 )
-from kvheadroom.capacity.model_config import MOST_LAYERS, shown
+from kvheadroom.capacity.model_config import shown
 
-FULL = "full_attention"
 LINEAR = "linear_attention"
 
 # transformers/configuration_utils.py, `remap_legacy_layer_types`.
@@ -74,14 +74,6 @@ def state_dtype(config: ModelConfig, key: str) -> str | None:
     return dtype
 
 
-def draft_modules(config: ModelConfig, key: str, default: int = 0) -> int:
-    """How many modules of multi-token prediction the checkpoint has."""
-    modules = config.count(key, default, smallest=0)
-    if modules > MOST_LAYERS:
-        raise config.bad(key, f"is {modules}, more layers than any model has")
-    return modules
-
-
 def kv_heads_or_all(config: ModelConfig) -> int:
     """`num_key_value_heads`; as many as query heads where it is left out."""
     return config.count("num_key_value_heads", config.count("num_attention_heads"))
@@ -102,13 +94,11 @@ def model_head_size(config: ModelConfig) -> int:
 
 def _qwen(config: ModelConfig, *, mtp_layers: str, ssm_dtype: str = "", wrapped: bool = False) -> LayerStack:
     """Qwen3-Next and Qwen3.5 (qwen3_next.py, qwen3_5.py): gated delta nets, full attention every few layers."""
-    for key in ("dual_chunk_attention_config", "is_causal"):
-        if config.values.get(key) not in (None, True):
-            raise config.bad(key, "changes the kind of attention, which is not modelled")
+    requires_usual_attention(config)
     attention = AttentionLayer(
         num_kv_heads=config.count("num_key_value_heads"), head_size=config.count("head_dim")
     )
-    state = StateLayer(state=_gated_delta_state(config), checkpoint=Checkpoint.FLASHINFER)
+    state = StateLayer(state=gated_delta_state(config), checkpoint=Checkpoint.FLASHINFER)
     layers = config.layers()
     types = types_of_layers(config, "layer_types", layers)
     if types is None:
@@ -116,7 +106,7 @@ def _qwen(config: ModelConfig, *, mtp_layers: str, ssm_dtype: str = "", wrapped:
         every = config.count("full_attention_interval", 4)
         types = [LINEAR if (index + 1) % every else FULL for index in range(layers)]
     # Qwen3-Next's config.json does not say how many, and both draft classes default to 1.
-    modules = draft_modules(config, mtp_layers, 1)
+    modules = config.draft_layers(mtp_layers, 1)
     return LayerStack(
         layers=arrange(config, "layer_types", types, {FULL: (attention,), LINEAR: (state,)}),
         num_kv_heads=attention.num_kv_heads,
@@ -127,7 +117,15 @@ def _qwen(config: ModelConfig, *, mtp_layers: str, ssm_dtype: str = "", wrapped:
     )
 
 
-def _gated_delta_state(config: ModelConfig) -> GatedDeltaState:
+def requires_usual_attention(config: ModelConfig) -> None:
+    """Refuses keys that make another kind of attention."""
+    for key in ("dual_chunk_attention_config", "is_causal"):
+        if config.values.get(key) not in (None, True):
+            raise config.bad(key, "changes the kind of attention, which is not modelled")
+
+
+def gated_delta_state(config: ModelConfig) -> GatedDeltaState:
+    """The state of a gated delta net, under the names that Qwen's models share."""
     return GatedDeltaState(
         num_k_heads=config.count("linear_num_key_heads"),
         num_v_heads=config.count("linear_num_value_heads"),

@@ -11,14 +11,13 @@ from dataclasses import replace
 from functools import partial
 
 from kvheadroom.capacity.families.hybrid import (
-    FULL,
     LINEAR,
     arrange,
-    draft_modules,
     needs_aligned_blocks,
     types_of_layers,
 )
 from kvheadroom.capacity.families.latent import needs_head_sizes
+from kvheadroom.capacity.families.text_config import FULL
 from kvheadroom.capacity.layer_stack import LayerStack, ModelConfig, Reader
 from kvheadroom.capacity.layers import (
     Checkpoint,
@@ -74,7 +73,7 @@ def _kimi(config: ModelConfig, *, wrapped: bool = False) -> LayerStack:
     numbers = linear.counts("kda_layers")
     if numbers is None or not linear.has("full_attn_layers"):
         raise linear.bad("kda_layers", "and `full_attn_layers` are both needed")
-    modules = draft_modules(config, "num_nextn_predict_layers") if wrapped else 0
+    modules = config.draft_layers() if wrapped else 0
     recurrent = set(numbers)
     types = [LINEAR if number in recurrent else FULL for number in range(1, layers + modules + 1)]
     if FULL in types and not config.flag("mla_use_nope"):
@@ -123,7 +122,7 @@ def _glm5_next(config: ModelConfig, *, wrapped: bool = False) -> LayerStack:
     types = [_NAMES_OF_INDEXED.get(name, name) for name in types]
     # The whole model is one of type glm5_next, and only that has a draft; a text model may be either.
     has_draft = wrapped or config.word("model_type") == "glm5_next"
-    modules = draft_modules(config, "num_nextn_predict_layers") if has_draft else 0
+    modules = config.draft_layers() if has_draft else 0
     return LayerStack(
         layers=arrange(config, "layer_types", types, {_INDEXED: attention, LINEAR: (_glm_state(config),)}),
         num_kv_heads=1,
@@ -209,7 +208,7 @@ def _bailing(config: ModelConfig, types: list[str], state: StateLayer) -> LayerS
         head_size=latent.elements,
         latent=True,
         hybrid=needs_aligned_blocks(config, "layer_group_size", types, LINEAR, wrapped=True),
-        mtp=((latent,),) * draft_modules(config, "num_nextn_predict_layers") or None,
+        mtp=((latent,),) * config.draft_layers() or None,
     )
 
 

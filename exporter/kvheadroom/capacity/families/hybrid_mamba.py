@@ -7,7 +7,6 @@ Sources: vLLM 0.33.0's `model_executor/models/` (one file per architecture), `mo
 from collections.abc import Mapping
 
 from kvheadroom.capacity.families.hybrid import (
-    FULL,
     LINEAR,
     Caches,
     arrange,
@@ -18,6 +17,7 @@ from kvheadroom.capacity.families.hybrid import (
     state_dtype,
     types_of_layers,
 )
+from kvheadroom.capacity.families.text_config import FULL
 from kvheadroom.capacity.layer_stack import Layers, LayerStack, ModelConfig, Reader
 from kvheadroom.capacity.layers import AttentionLayer, Checkpoint, Mamba1State, Mamba2State, StateLayer
 from kvheadroom.capacity.model_config import MOST_LAYERS, shown

@@ -143,9 +143,7 @@ def _indexer_owners(config: ModelConfig) -> tuple[bool, ...]:
 def _stack(
     config: ModelConfig, layers: Layers, mtp_layer: tuple[IndexerLayer | LatentLayer, ...]
 ) -> LayerStack:
-    mtp_layers = 0
-    if config.values.get("num_nextn_predict_layers"):
-        mtp_layers = config.layers("num_nextn_predict_layers")
+    mtp_layers = config.draft_layers()
     has_mtp = mtp_layers > 0 and config.word("model_type") in (None, *_HAS_MTP)
     return LayerStack(
         layers=layers,

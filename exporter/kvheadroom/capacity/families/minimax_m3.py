@@ -6,9 +6,7 @@ Sources: `models/minimax_m3/nvidia/model.py`, `nvidia/mtp.py`, `common/indexer.p
 from collections.abc import Mapping
 
 from kvheadroom.capacity.layer_stack import LayerStack, ModelConfig, Reader
-from kvheadroom.capacity.layers import AttentionLayer, IndexKeyLayer
-
-SPARSE_BACKEND = "MINIMAX_M3_SPARSE"
+from kvheadroom.capacity.layers import M3_BACKEND, AttentionLayer, IndexKeyLayer
 
 # One page of the cache is one block that the indexer chooses, and its kernels know one size of head.
 _SPARSE_BLOCK_SIZE = 128
@@ -31,14 +29,12 @@ def _minimax_m3(config: ModelConfig) -> LayerStack:
     dense = (AttentionLayer(num_kv_heads=heads, head_size=head_dim),)
     sparse = (
         IndexKeyLayer(head_dim=sparse_config.count("sparse_index_dim")),
-        AttentionLayer(num_kv_heads=heads, head_size=head_dim, backend=SPARSE_BACKEND),
+        AttentionLayer(num_kv_heads=heads, head_size=head_dim, backend=M3_BACKEND),
     )
     frequencies = sparse_config.counts("sparse_attention_freq", smallest=0) or []
     sparse_layers = {layer for layer, frequency in enumerate(frequencies) if frequency}
     # MiniMaxM3TextConfig (transformers_utils/configs/minimax_m3.py) takes one module where none is said.
-    mtp_modules = 1
-    if config.has("num_mtp_modules"):
-        mtp_modules = config.layers("num_mtp_modules") if config.values["num_mtp_modules"] else 0
+    mtp_modules = config.draft_layers("num_mtp_modules", 1)
     return LayerStack(
         layers=tuple(sparse if layer in sparse_layers else dense for layer in range(config.layers())),
         num_kv_heads=heads,

@@ -11,21 +11,27 @@ Sources, vLLM 0.33.0: `models/qwen4_exp/nvidia/` (model.py, ple_layer.py, qsa.py
 from collections.abc import Mapping
 from functools import partial
 
-from kvheadroom.capacity.families.hybrid import FULL, LINEAR, draft_modules, state_dtype, types_of_layers
+from kvheadroom.capacity.families.hybrid import (
+    LINEAR,
+    gated_delta_state,
+    requires_usual_attention,
+    state_dtype,
+    types_of_layers,
+)
+from kvheadroom.capacity.families.text_config import FULL
+from kvheadroom.capacity.kv_specs import round_up
 from kvheadroom.capacity.layer_stack import Layers, LayerStack, ModelConfig, Reader
 from kvheadroom.capacity.layers import (
+    QSA_BACKEND,
     AttentionLayer,
     CacheLayer,
     Checkpoint,
-    GatedDeltaState,
     PooledKeyLayer,
     RawKeyRingLayer,
     ReplicatedConvState,
     StateLayer,
 )
 from kvheadroom.capacity.model_config import shown
-
-QSA = "QWEN4_EXP_QSA_TRITON"
 
 _INDEXED = "indexed_attention"
 # Older names, which transformers renames: the first stands in the real checkpoint.
@@ -43,17 +49,9 @@ _POSITION_ELEMENTS = 4  # a position of 64 bits among numbers of 16
 
 
 def _qwen4_exp(config: ModelConfig, *, wrapped: bool = False) -> LayerStack:
-    for key in ("dual_chunk_attention_config", "is_causal"):
-        if config.values.get(key) not in (None, True):
-            raise config.bad(key, "changes the kind of attention, which is not modelled")
+    requires_usual_attention(config)
     delta_net = StateLayer(
-        state=GatedDeltaState(
-            num_k_heads=config.count("linear_num_key_heads"),
-            num_v_heads=config.count("linear_num_value_heads"),
-            head_k_dim=config.count("linear_key_head_dim"),
-            head_v_dim=config.count("linear_value_head_dim"),
-            conv_kernel=config.count("linear_conv_kernel_dim"),
-        ),
+        state=gated_delta_state(config),
         checkpoint=Checkpoint.FLASHINFER,
     )
     embedding = StateLayer(
@@ -103,11 +101,11 @@ def _attention(
         raise config.bad("indexer_budget", "is no multiple of `indexer_compress_ratio`")
     elements = head_dim
     if three_axes:
-        elements = -(-head_dim // _POSITION_ELEMENTS) * _POSITION_ELEMENTS + _AXES * _POSITION_ELEMENTS
+        elements = round_up(head_dim, _POSITION_ELEMENTS) + _AXES * _POSITION_ELEMENTS
     return (
         RawKeyRingLayer(elements=elements, pooled_tokens=pool),
         PooledKeyLayer(head_dim=head_dim, pooled_tokens=pool),
-        AttentionLayer(num_kv_heads=num_kv_heads, head_size=head_size, backend=QSA),
+        AttentionLayer(num_kv_heads=num_kv_heads, head_size=head_size, backend=QSA_BACKEND),
     )
 
 
@@ -147,7 +145,7 @@ def _draft(config: ModelConfig, attention: tuple[CacheLayer, ...]) -> Layers | N
     ):
         # vLLM then checks the number of drafted tokens against the one key and builds layers by the other.
         return None
-    return (attention,) * draft_modules(config, "mtp_num_hidden_layers", 1) or None
+    return (attention,) * config.draft_layers("mtp_num_hidden_layers", 1) or None
 
 
 READERS: Mapping[str, Reader] = {

@@ -6,10 +6,10 @@ Rules read in vllm/model_executor/models/ of 0.33.0; the file of each is named a
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvheadroom.capacity.families.attention import mtp_layers, require_known_types, windowed_layers
+from kvheadroom.capacity.families.attention import require_known_types, windowed_layers
 from kvheadroom.capacity.families.text_config import FULL, SLIDING, TextConfig, read_text_config
 from kvheadroom.capacity.layer_stack import Layers, LayerStack, ModelConfig, Reader
-from kvheadroom.capacity.layers import AttentionLayer
+from kvheadroom.capacity.layers import DIFFKV_BACKEND, AttentionLayer
 from kvheadroom.capacity.model_config import shown
 
 
@@ -67,7 +67,7 @@ def _exaone_moe(config: ModelConfig) -> LayerStack:
         num_kv_heads=text.kv_heads,
         head_size=text.head_size,
     )
-    count = mtp_layers(config)
+    count = config.draft_layers()
     has_own = config.has("mtp_layer_types")
     mtp = windowed_layers(
         _exaone_windows(
@@ -105,7 +105,7 @@ def _step3p5(config: ModelConfig) -> LayerStack:
     """step3p5.py: heads are called groups, and the layers' lists may go on with those for multi-token prediction."""
     if config.word("att_impl_type", "GQA") != "GQA":
         raise config.bad("att_impl_type", "is not GQA, which vLLM does not take")
-    count = mtp_layers(config)
+    count = config.draft_layers()
     layers = config.layers()
     types = config.words("layer_types") or [FULL] * (layers + count)
     if len(types) == layers:
@@ -256,7 +256,7 @@ def _mimo_layer(
         head_size_v=None if same else head_size_v,
         window=window,
         has_sink=has_sink,
-        backend=None if same else "FLASH_ATTN_DIFFKV",
+        backend=None if same else DIFFKV_BACKEND,
     )
 
 

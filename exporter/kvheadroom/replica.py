@@ -1,0 +1,155 @@
+"""One configured replica -> the sources that its sampler is handed."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from kvheadroom.capacity.assessment import SourceStatus
+from kvheadroom.capacity.facts import EngineFacts, MissingFact, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
+from kvheadroom.config import Config, ReplicaConfig
+from kvheadroom.monitor.sampler import ReplicaSources, Resolution
+from kvheadroom.sources.http import Endpoint, fetch
+from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
+from kvheadroom.sources.model_files import ModelFilesReader
+from kvheadroom.sources.vllm_metrics import parse_page
+from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
+
+MAX_SCRAPE_SECONDS = 10.0
+FACTS_SECONDS = 5.0
+MODEL_FILES_SECONDS = 10.0
+
+
+class Replica:
+    """The sources of one configured replica, as the callables that the sampler is handed."""
+
+    def __init__(
+        self,
+        config: Config,
+        replica: ReplicaConfig,
+        session: aiohttp.ClientSession,
+        api_key: str | None = None,
+        reader: ModelFilesReader | None = None,
+    ) -> None:
+        self._session = session
+        self._endpoint = Endpoint(replica.url, api_key)
+        self._timeout_seconds = min(config.scrape_interval, MAX_SCRAPE_SECONDS)
+        self._model_folder = replica.model
+        self._model_reader = reader or ModelFilesReader()
+        self._operator = OperatorFacts(
+            # What is said to be null is said: it is no longer an assumption.
+            flags=replica.flags.model_dump(exclude_unset=True),
+            gpu=replica.gpu,
+            hbm_bytes=replica.hbm_bytes,
+            weights_bytes=replica.weights_bytes,
+            overhead_bytes=None if config.overhead_gb is None else round(config.overhead_gb * 1e9),
+        )
+
+    async def fetch_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
+        """Scrape `/metrics` and read it."""
+        scrape = await fetch(
+            self._session,
+            self._endpoint,
+            "/metrics",
+            source="metrics",
+            timeout_seconds=self._timeout_seconds,
+        )
+        if isinstance(scrape, SourceFailure):
+            return scrape
+        page = parse_page(scrape.body)
+        if isinstance(page, SourceFailure):
+            return await self._what_answered(page)
+        return scrape, page
+
+    async def _what_answered(self, failure: SourceFailure) -> SourceFailure:
+        """A page without vLLM's metrics: another program, or a vLLM that was told to give none."""
+        answers, _ = await fetch_server_answers(
+            self._session, self._endpoint, timeout_seconds=self._timeout_seconds
+        )
+        reason, detail = failure.reason, failure.detail
+        if answers.version is not None and failure.reason is FailureReason.NO_VLLM_METRICS:
+            reason = FailureReason.STATS_DISABLED
+            detail = (
+                f"vLLM {answers.version} answers, but its page has no vllm: metric; "
+                "start it without --disable-log-stats"
+            )
+        return SourceFailure(failure.source, reason, f"GET {self._endpoint.base_url}/metrics: {detail}")
+
+    def as_sources(self) -> ReplicaSources:
+        """What the sampler is handed."""
+        return ReplicaSources(self.fetch_page, self.resolve, self.facts_unasked, self.ask_health)
+
+    def facts_unasked(self, page: VllmPage) -> Resolution:
+        """What is known while the server and the model's folder are still being asked."""
+        asking = MissingFact(MODEL_FILES, "the server and the model's files are being asked", "wait a moment")
+        return Resolution(self._facts(page, ServerAnswers(), None, asking), sources=())
+
+    def _facts(
+        self,
+        page: VllmPage,
+        answers: ServerAnswers,
+        files: ModelFiles | None,
+        missing: MissingFact | None,
+    ) -> dict[str, EngineFacts]:
+        return {
+            engine.engine: resolve_facts(
+                operator=self._operator,
+                answers=answers,
+                echoed=engine.echoed,
+                model_files=files,
+                model_files_missing=missing,
+            )
+            for engine in page.engines
+        }
+
+    async def ask_health(self) -> bool:
+        """Whether `/health` answers 200."""
+        return await is_healthy(self._session, self._endpoint, timeout_seconds=self._timeout_seconds)
+
+    async def resolve(self, page: VllmPage) -> Resolution:
+        """Ask the server and the model's folder for the facts of every engine on the page."""
+        answers, failures = await fetch_server_answers(
+            self._session, self._endpoint, timeout_seconds=FACTS_SECONDS
+        )
+        sources = [SourceStatus(source=name, failure=failure) for name, failure in failures.items()]
+        files, missing, status = await self._model_files(answers.model_root)
+        if status is not None:
+            sources.append(status)
+        return Resolution(self._facts(page, answers, files, missing), tuple(sources))
+
+    async def _model_files(
+        self, root: str | None
+    ) -> tuple[ModelFiles | None, MissingFact | None, SourceStatus | None]:
+        way_out = "set `model: /path/to/the/model` (a folder on this machine that holds its config.json)"
+        assumed = ""
+        if self._model_folder is not None:
+            folder = self._model_folder
+        elif root is None:
+            why = "the server did not name its model at /v1/models"
+            return None, MissingFact(MODEL_FILES, why, way_out), None
+        elif not Path(root).is_absolute():
+            why = f"the server names its model {root!r}, which is no folder on this machine"
+            return None, MissingFact(MODEL_FILES, why, way_out), None
+        else:
+            folder = root
+            if not _is_this_machine(self._endpoint.base_url):
+                assumed = f"{root} on this machine holds the same files as on the server's"
+        files = await self._model_reader.read(folder, assumed, timeout_seconds=MODEL_FILES_SECONDS)
+        if isinstance(files, SourceFailure):
+            return (
+                None,
+                MissingFact(MODEL_FILES, files.detail, way_out),
+                SourceStatus(source=MODEL_FILES, failure=files),
+            )
+        return files, None, SourceStatus(source=MODEL_FILES, failure=None)
+
+
+def _is_this_machine(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
