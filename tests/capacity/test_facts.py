@@ -200,16 +200,6 @@ def test_how_many_tokens_are_batched_goes_by_the_gpu_unless_it_is_said(
         assert batched.assumed == ("max_num_batched_tokens" not in flags)
 
 
-@pytest.mark.parametrize(
-    ("flags", "batches"),
-    [({}, 2), ({"async_scheduling": False}, 1), ({"pipeline_parallel_size": 2}, 3)],
-)
-def test_a_batch_more_than_there_are_stages_is_in_flight_where_scheduling_is_ahead(
-    flags: dict[str, int], batches: int
-) -> None:
-    assert facts(flags={"max_num_batched_tokens": 1000, **flags}).in_flight_tokens == 1000 * batches
-
-
 def test_the_overhead_is_a_guess_until_the_operator_says_one() -> None:
     guess = facts(hbm_bytes=10**11, weights_bytes=1)
     assert guess.overhead_bytes.value == 12 * 10**9
