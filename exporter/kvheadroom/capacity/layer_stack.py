@@ -30,7 +30,6 @@ class LayerStack:
             ways over it; 0: it need not, or vLLM does not ask.
         repeats_heads: a K/V head is repeated on several GPUs where tensor parallelism is wider than they are many.
         pipeline: the model can be spread over pipeline stages (vLLM's `SupportsPP`).
-        attention_backend: the backend that vLLM's hook for the architecture sets where no flag does.
         refused: why vLLM refuses this model whatever the flags, or empty.
     """
 
@@ -47,7 +46,6 @@ class LayerStack:
     largest_item_tokens: int = 0
     repeats_heads: bool = True
     pipeline: bool = True
-    attention_backend: str | None = None
     refused: str = ""
 
 

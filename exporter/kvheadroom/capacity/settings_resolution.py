@@ -94,7 +94,7 @@ def _hooked_backend(model: ModelGeometry, capability: tuple[int, int] | None) ->
     """The backend that the architecture's hook sets where no flag does."""
     if capability is not None and _has_unlike_heads(model) and capability[0] not in (9, 10, 11):
         return "TRITON_ATTN"
-    return model.stack.attention_backend
+    return None
 
 
 def _cache_dtype(facts: EngineFacts, model: ModelGeometry, capability: tuple[int, int] | None) -> str:
