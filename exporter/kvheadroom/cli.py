@@ -9,7 +9,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +168,7 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "exit code: 0 every line answered, 1 some are unknown, 2 the file cannot be read",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    plan.add_argument("--cases", type=Path, required=True, metavar="FILE", help="JSON lines")
+    plan.add_argument("--cases", required=True, metavar="FILE", help="JSON lines")
     plan.set_defaults(run=_plan)
 
 
@@ -382,37 +382,60 @@ def _get(url: str) -> bytes:
 def _plan(arguments: argparse.Namespace) -> int:
     import json
 
-    from kvheadroom.capacity.cases import plan_case
+    from kvheadroom.capacity.cases import assumed_release, plan_case
 
-    path: Path = arguments.cases
     complete = True
-    try:
-        with path.open("rb") as lines:
-            for line in lines:
-                if not line.strip():
-                    continue
-                answer = _plan_line(line, plan_case, json.loads)
-                complete = complete and "unknown" not in answer
-                print(json.dumps(answer, allow_nan=False))
-    except IsADirectoryError as error:
-        raise OperatorError(f"{path}: it is a folder, not a file of cases") from error
-    except FileNotFoundError as error:
-        raise OperatorError(f"{path}: there is no such file") from error
-    except PermissionError as error:
-        raise OperatorError(f"{path}: it may not be read") from error
+    told: set[str] = set()
+    for line in _case_lines(arguments.cases):
+        case, unreadable = _read_case(line)
+        answer = plan_case(case) if case is not None else {"id": None, "unknown": unreadable}
+        if "unknown" in answer:
+            complete = False
+        elif case is not None and (assumed := assumed_release(case)) is not None and assumed not in told:
+            told.add(assumed)
+            print(f"kvheadroom: {assumed}", file=sys.stderr)
+        print(json.dumps(answer, allow_nan=False))
     return OK if complete else INCOMPLETE
 
 
-def _plan_line(
-    line: bytes, plan_case: "Callable[[Any], dict[str, Any]]", read: "Callable[[bytes], Any]"
-) -> dict[str, Any]:
-    """The answer to one line, whatever stands in it."""
-    if len(line) > MAX_CASE_BYTES:
-        return {"id": None, "unknown": f"the line is longer than {MAX_CASE_BYTES // 1024**2} MiB"}
+def _case_lines(name: str) -> "Iterator[bytes]":
+    """The lines of a file, none longer than can be a case; of a longer one its beginning.
+
+    Raises:
+        OperatorError: it cannot be read.
+    """
+    if not name:
+        raise OperatorError("--cases: the name of a file is needed")
     try:
-        case = read(line)
-    except (ValueError, RecursionError):
-        return {"id": None, "unknown": "the line is no JSON"}
+        with Path(name).open("rb") as file:
+            while line := file.readline(MAX_CASE_BYTES + 1):
+                rest = line
+                while rest and not rest.endswith(b"\n"):
+                    rest = file.readline(MAX_CASE_BYTES)
+                yield line
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OperatorError(f"--cases: {name[:200]} cannot be read: {reason}") from error
+
+
+def _read_case(line: bytes) -> "tuple[dict[str, Any] | None, str]":
+    """(the case, empty), or (None, why the line holds none)."""
+    import json
+
+    if len(line) > MAX_CASE_BYTES:
+        return None, f"the line is longer than {MAX_CASE_BYTES // 1024**2} MiB"
+    if not line.strip():
+        return None, "the line is empty"
+    try:
+        case = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return None, "the line is no UTF-8"
+    except json.JSONDecodeError as error:
+        return None, f"the line is no JSON ({error.msg}, character {error.pos + 1})"
+    except RecursionError:
+        return None, "the line is nested too deeply"
+    except ValueError:
+        return None, "the line is no JSON (a number has too many digits)"
     if not isinstance(case, dict):
-        return {"id": None, "unknown": "the line is no JSON object"}
-    return plan_case(case)
+        return None, "the line is no JSON object"
+    return case, ""

@@ -134,6 +134,7 @@ class CacheFlags:
     """Flags that decide the cache, by vLLM's names; None: not said, and vLLM's default depends on the model.
 
     Attributes:
+        max_num_seqs: requests per step, None: not said, and then never more than the tokens per step.
         offloading: `--kv-offloading-size` is given.
         connector: `--kv-transfer-config` is given.
     """
@@ -147,6 +148,7 @@ class CacheFlags:
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
     mamba_block_size: int | None = None
+    max_num_seqs: int | None = None
     offloading: bool = False
     connector: bool = False
 
@@ -166,6 +168,11 @@ class Draft:
     layers: Layers = ()
     longest_context: int | None = None
     note: str = ""
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Tokens ahead of the model's own that the draft keeps (`num_lookahead_tokens`, config/vllm.py)."""
+        return self.tokens if self.layers else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
