@@ -318,8 +318,6 @@ def test_a_histogram_of_any_kind_costs_nothing_else_on_the_page(histogram: str) 
             FailureReason.NO_VLLM_METRICS,
             "without any vllm: metric",
         ),
-        (b"# TYPE ray_vllm_x gauge\nray_vllm_x 0.5\n", FailureReason.NOT_VLLM, "Ray's page"),
-        (b'ray_vllm:x{engine="0"} 0.5\n', FailureReason.NOT_VLLM, "Ray's page"),
         (b'{"detail":"Not Found"}', FailureReason.NOT_VLLM, "no metrics page"),
         (bytes(range(256)), FailureReason.NOT_VLLM, "no metrics page"),
     ],
@@ -331,6 +329,13 @@ def test_what_is_no_vllm_page_is_a_failure_that_says_what_it_is(
     assert isinstance(failure, SourceFailure)
     assert failure.reason is reason
     assert word in failure.detail
+
+
+def test_a_page_of_more_lines_than_any_server_has_is_refused_whole() -> None:
+    failure = parse_page(b'vllm:num_requests_running{pid="1"} 1\n' * 32769)
+    assert isinstance(failure, SourceFailure)
+    assert failure.reason is FailureReason.TOO_LARGE
+    assert "32769 lines" in failure.detail
 
 
 def test_a_page_that_declares_vllms_metrics_without_samples_is_vllm_still_starting() -> None:

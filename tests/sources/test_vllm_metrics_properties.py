@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvheadroom.capacity.readings import SourceFailure, VllmPage
 from kvheadroom.outputs.json_report import inspect_report, to_json
+from kvheadroom.sources import vllm_metrics
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.conftest import capture
 from tests.sources.page_mutations import crlf, mutate
@@ -70,6 +71,16 @@ def test_a_page_changed_at_random_reads_as_the_official_parser_reads_it(
     original = capture(name).decode()
     for _ in range(40):
         check_equal(mutate(original, seeded))
+
+
+def test_pages_read_in_a_row_read_as_each_of_them_alone(seeded: random.Random) -> None:
+    """What stands before the values is remembered between pages; series appear, vanish and move."""
+    page = capture("dp2.after").decode()
+    for _ in range(60):
+        page = mutate(page, seeded) if seeded.random() < 0.7 else capture(seeded.choice(PAGES)).decode()
+        first, again = parse_page(page.encode()), parse_page(page.encode())
+        vllm_metrics._known_layout.cache_clear()
+        assert parse_page(page.encode()) == first == again
 
 
 def test_windows_line_ends_change_nothing(seeded: random.Random) -> None:

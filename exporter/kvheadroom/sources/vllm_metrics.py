@@ -1,15 +1,17 @@
-"""A vLLM `/metrics` page -> one snapshot per engine. The only file that spells vLLM's metric names.
+"""A vLLM `/metrics` page -> one snapshot per engine: what its samples mean, whatever the release.
 
-A scanner of our own rather than the official parser: a page has some 60 KB and 500 samples per engine,
-of which some 16 are wanted. Tests hold it equal to `prometheus_client.parser` on every wanted sample.
-Read: text format and OpenMetrics; names as `vllm:x` or, where an OpenMetrics server escapes the colon, `vllm_x`.
+Read: text format and OpenMetrics; names as `vllm:x` or, where an OpenMetrics server escapes the colon, `vllm_x`; pages of
+Ray's agents, which write `ray_vllm_x` or `ray_vllm:x`.
+The names stand in `metric_names`, the reading of lines in `page_scanner`.
 """
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from kvheadroom.capacity.readings import (
     EchoedFlags,
@@ -20,61 +22,37 @@ from kvheadroom.capacity.readings import (
     SourceFailure,
     VllmPage,
 )
-
-INFO_METRIC = "cache_config_info"
-WAITING_BY_REASON = "num_requests_waiting_by_reason"
-SLEEP_STATE = "engine_sleep_state"
-
-# vLLM's sample name (without `vllm:`) -> field of EngineSnapshot. Where a release says one thing under two
-# names, both stand here, the preferred one first (0.9.2-0.10.2 show both spellings of the usage).
-GAUGES: Mapping[str, str] = {
-    "kv_cache_usage_perc": "kv_usage_ratio",
-    "gpu_cache_usage_perc": "kv_usage_ratio",
-    "num_requests_running": "requests_running",
-    "num_requests_waiting": "requests_waiting",
-}
-COUNTERS: Mapping[str, str] = {
-    "num_preemptions_total": "preemptions_total",
-    "prefix_cache_queries_total": "prefix_cache_queries_total",
-    "prefix_cache_hits_total": "prefix_cache_hits_total",
-    "external_prefix_cache_queries_total": "external_prefix_cache_queries_total",
-    "external_prefix_cache_hits_total": "external_prefix_cache_hits_total",
-    "prompt_tokens_total": "prompt_tokens_total",
-    "generation_tokens_total": "generation_tokens_total",
-}
-WAITING_REASONS: Mapping[str, str] = {
-    "capacity": "requests_waiting_capacity",
-    "deferred": "requests_waiting_deferred",
-}
-RATIOS = frozenset({"kv_usage_ratio"})
-
-_WANTED = (INFO_METRIC, WAITING_BY_REASON, SLEEP_STATE, *GAUGES, *COUNTERS)
-# One pass over the bytes finds the lines worth reading: some 16 of 500, and never the millions of a broken page.
-_WANTED_LINE = re.compile(
-    rb"^vllm[:_](" + b"|".join(name.encode() for name in _WANTED) + rb")(?![a-zA-Z0-9_:])[^\n]*", re.MULTILINE
+from kvheadroom.sources.metric_names import (
+    INFO_METRIC,
+    LARGEST_WHOLE,
+    NAMES,
+    NEWEST,
+    RANK,
+    SLEEP_STATE,
 )
-_PREFERRED = {metric: next(n for n, f in GAUGES.items() if f == field) for metric, field in GAUGES.items()}
-_START_LINE = re.compile(rb"^process_start_time_seconds[ \t]+(\S+)", re.MULTILINE)
-# A family that is declared but has no samples yet is vLLM all the same.
-_ANY_VLLM = re.compile(rb"^(?:# (?:HELP|TYPE) )?vllm[:_]", re.MULTILINE)
-_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*(?:,|(?=\}))')
-_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
-_ESCAPE = re.compile(r'\\[\\"n]')
-_MAX_PROBLEMS = 20
-MAX_LABEL_CHARACTERS = 4096
+from kvheadroom.sources.page_scanner import (
+    BadLineError,
+    Series,
+    number_of,
+    read_line,
+    series_before,
+    wanted_lines,
+)
+
 MAX_ENGINES = 1024
-LARGEST_WHOLE = 2**53
-"""Beyond this a float, and with it every metric, no longer tells whole numbers apart."""
+MAX_WANTED_LINES = 32 * MAX_ENGINES
+_MAX_PROBLEMS = 20
+_START = b"process_start_time_seconds "
+# A family that is declared but has no samples yet is vLLM all the same.
+_ANY_VLLM = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:ray_)?vllm[:_]", re.MULTILINE)
 
+# Until 0.8 these counted blocks, and the info metric had no engine label; both changed in 0.9.0
+# (v1/core/kv_cache_manager.py get_computed_blocks, v1/metrics/loggers.py log_metrics_info).
+_ONCE_IN_BLOCKS = frozenset({"gpu_prefix_cache_queries_total", "gpu_prefix_cache_hits_total"})
 
-class _Sample(NamedTuple):
-    name: str
-    labels: dict[str, str]
-    value: float
-
-
-class _BadLineError(ValueError):
-    pass
+# Layouts that are remembered: those of as many kinds of servers, whose wanted lines are not larger than this.
+_MAX_LAYOUTS = 1024
+_MAX_LAYOUT_BYTES = 64 * 1024
 
 
 def parse_page(body: bytes) -> VllmPage | SourceFailure:
@@ -83,19 +61,15 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
     Lines that cannot be read and values that cannot be true are dropped and reported as problems: a page
     with one bad line still tells the rest.
     """
-    if _ANY_VLLM.search(body) is None:
+    lines = wanted_lines(body)
+    if not lines and _ANY_VLLM.search(body) is None:
         return _what_is_it(body)
+    if len(lines) > MAX_WANTED_LINES:
+        detail = f"the answer has {len(lines)} lines of the metrics that are read; no vLLM server has so many"
+        return SourceFailure("metrics", FailureReason.TOO_LARGE, detail)
     problems: list[PageProblem] = []
-    samples: list[_Sample] = []
-    for found in _WANTED_LINE.finditer(body):
-        name = found[1].decode("ascii")
-        try:
-            samples.append(_parse_line(name, found[0], found.end(1) - found.start()))
-        except (_BadLineError, UnicodeDecodeError) as error:
-            shown = found[0][:120].decode(errors="replace")
-            problems.append(PageProblem(ProblemReason.BAD_LINE, f"line dropped, {error}: {shown}"))
-    start = _START_LINE.search(body)
-    engines = _collect(samples, problems)
+    layout, values = _read(lines, problems)
+    engines = tuple(_snapshot(engine, layout, values, problems) for engine in layout.engines)
     if not engines:
         problems.append(
             PageProblem(
@@ -104,22 +78,60 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
             )
         )
     return VllmPage(
-        format="openmetrics" if body.rstrip().endswith(b"# EOF") else "text",
+        format="openmetrics" if body[-20:].rstrip().endswith(b"# EOF") else "text",
         engines=engines,
         problems=tuple(problems[:_MAX_PROBLEMS]),
-        process_start_time_seconds=None if start is None else _start_time(start[1]),
-        metrics=_metrics(body, {sample.name for sample in samples}),
+        process_start_time_seconds=_start_time(body),
+        metrics=_metrics(body, layout.metrics),
     )
 
 
-def _metrics(body: bytes, with_samples: set[str]) -> frozenset[str]:
+def _read(lines: list[tuple[bytes, bytes]], problems: list[PageProblem]) -> tuple["_Layout", list[float]]:
+    """What the lines say of which engine, and the value of each.
+
+    What stands before the values hardly ever changes between pages, so it is read once and then known again.
+    """
+    before = tuple(line[0] for line in lines)
+    try:
+        values = [float(line[1]) for line in lines]
+        # float() also takes "1_000", which is no number of the exposition format.
+        if sum(map(len, before)) <= _MAX_LAYOUT_BYTES and not any(b"_" in line[1] for line in lines):
+            return _known_layout(before), values
+    except ValueError:
+        pass
+    samples: list[tuple[Series, float]] = []
+    for start, end in lines:
+        line = start[1:] + end
+        try:
+            samples.append(read_line(line))
+        except BadLineError as error:
+            shown = line[:120].decode(errors="replace")
+            problems.append(PageProblem(ProblemReason.BAD_LINE, f"line dropped, {error}: {shown}"))
+    layout = _layout([series for series, _ in samples])
+    return layout, [value for _, value in samples]
+
+
+@lru_cache(maxsize=_MAX_LAYOUTS)
+def _known_layout(before: tuple[bytes, ...]) -> "_Layout":
+    return _layout([series_before(text) for text in before])
+
+
+def _metrics(body: bytes, with_samples: frozenset[str]) -> frozenset[str]:
     """The wanted metrics on a page: a multi-process server declares a gauge that it has not set yet."""
-    names = {name for name in _WANTED if name in with_samples or b"# TYPE vllm:%b " % name.encode() in body}
-    return frozenset(f"vllm:{_PREFERRED.get(name, name)}" for name in names)
+    declared = {
+        f"vllm:{NEWEST[name]}"
+        for name in NAMES
+        if f"vllm:{NEWEST[name]}" not in with_samples and b"# TYPE vllm:%b " % name.encode() in body
+    }
+    return with_samples | declared if declared else with_samples
 
 
-def _start_time(text: bytes) -> float | None:
-    number = _float([text])
+def _start_time(body: bytes) -> float | None:
+    at = 0 if body.startswith(_START) else body.find(b"\n" + _START) + 1
+    if not body.startswith(_START, at):
+        return None
+    line = body[at + len(_START) : at + len(_START) + 64].split(b"\n", 1)[0].split()
+    number = number_of(line[0].decode(errors="replace")) if line else None
     return number if number is not None and 0 < number < LARGEST_WHOLE else None
 
 
@@ -130,8 +142,6 @@ def _what_is_it(body: bytes) -> SourceFailure:
         detail = "the answer is empty; is this vLLM's /metrics?"
     elif head.startswith(b"<"):
         detail = "the answer is an HTML page; is this vLLM's address?"
-    elif re.search(rb"^(?:# TYPE )?ray_vllm", body, re.MULTILINE):
-        detail = "the answer is Ray's page, which names vLLM's metrics otherwise; give the address of vLLM's own /metrics"
     elif re.search(rb"^# (?:HELP|TYPE) ", body, re.MULTILINE):
         reason = FailureReason.NO_VLLM_METRICS
         detail = (
@@ -143,129 +153,182 @@ def _what_is_it(body: bytes) -> SourceFailure:
     return SourceFailure("metrics", reason, detail)
 
 
-def _parse_line(name: str, raw: bytes, at: int) -> _Sample:
-    line = raw.decode("utf-8").rstrip("\r")
-    labels: dict[str, str] = {}
-    rest = line[at:]
-    if rest.startswith("{"):
-        position = 1
-        while True:
-            label = _LABEL.match(rest, position)
-            if label is None:
-                break
-            value = label[2]
-            if len(value) > MAX_LABEL_CHARACTERS:
-                raise _BadLineError(f"its label {label[1]} has {len(value)} characters")
-            labels[label[1]] = _ESCAPE.sub(lambda m: _ESCAPES[m[0]], value) if "\\" in value else value
-            position = label.end()
-        end = rest[position:].lstrip()
-        if not end.startswith("}"):
-            raise _BadLineError("its labels are not well formed")
-        rest = end[1:]
-    elif rest[:1] not in (" ", "\t"):
-        raise _BadLineError("no value after the name")
-    fields = rest.split()
-    if not fields:
-        raise _BadLineError("it has no value")
-    number = _float(fields)
-    if number is None:
-        raise _BadLineError(f"{fields[0]!r} is no number")
-    return _Sample(name, labels, number)
+@dataclass(frozen=True, slots=True)
+class _EngineLayout:
+    """Which samples of a page are one engine's, by their index.
+
+    Attributes:
+        static: fields of the snapshot that no value decides.
+        single: (field, index) of figures that stand there once.
+        several: (field, indexes) of those that stand there under two names, or once per process.
+        sleep: index of the sample that tells whether it is awake.
+        block_factor: tokens in what the counters of `_ONCE_IN_BLOCKS` count; None where that is not known.
+        problems: what cannot be true of its info metric.
+    """
+
+    name: str
+    static: Mapping[str, Any]
+    single: tuple[tuple[str, int], ...]
+    several: tuple[tuple[str, tuple[int, ...]], ...]
+    sleep: int | None
+    block_factor: int | None
+    problems: tuple[PageProblem, ...]
 
 
-def _float(fields: list[str] | list[bytes]) -> float | None:
-    try:
-        # float() also takes "1_000", which is no number of the exposition format
-        return float(fields[0]) if fields and b"_" not in bytes(str(fields[0]), "utf-8") else None
-    except ValueError:
-        return None
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What stands on a page beside the values.
+
+    Attributes:
+        metrics: the newest names, with `vllm:`, of the metrics that have samples.
+    """
+
+    series: tuple[Series, ...]
+    engines: tuple[_EngineLayout, ...]
+    metrics: frozenset[str]
 
 
-@dataclass
-class _Engine:
-    """What a page says of one engine, while it is being read."""
-
-    values: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By field of the snapshot and name of the metric: old releases say some under two names."""
-    info: dict[str, str] | None = None
-    model_name: str | None = None
-    sleeping: bool | None = None
-
-
-def _collect(samples: list[_Sample], problems: list[PageProblem]) -> tuple[EngineSnapshot, ...]:
-    engines: dict[str, _Engine] = {}
-    for sample in samples:
-        name = sample.labels.get("engine", "0")
-        _take(engines.setdefault(name, _Engine()), name, sample, problems)
-    names = sorted(
-        (name for name, engine in engines.items() if engine.values or engine.info is not None),
-        key=_engine_order,
-    )
+def _layout(series: Sequence[Series]) -> _Layout:
+    # By server: infos without an engine are of all its engines (up to 0.8).
+    of_all: dict[str, list[Series]] = {}
+    server_of: dict[str, str] = {}
+    indexes: dict[str, list[int]] = {}
+    for index, one in enumerate(series):
+        server_of[one.engine] = one.server
+        if one.metric == INFO_METRIC and "engine" not in one.labels:
+            of_all.setdefault(one.server, []).append(one)
+        elif one.field is not None or one.metric in (INFO_METRIC, SLEEP_STATE):
+            indexes.setdefault(one.engine, []).append(index)
+    # An engine that only says whether it sleeps has not started.
+    names = [
+        name for name, own in indexes.items() if any(series[index].metric != SLEEP_STATE for index in own)
+    ]
+    if not names:
+        names = [one.engine for infos in of_all.values() for one in infos[:1]]
+    names.sort(key=_engine_order)
+    infos: dict[str, list[Series]] = {}
+    with_info: Counter[str] = Counter()
+    for name in names:
+        own = [series[index] for index in indexes.get(name, ()) if series[index].metric == INFO_METRIC]
+        infos[name] = own or of_all.get(server_of[name], [])
+        with_info[server_of[name]] += bool(infos[name])
+    engines = [
+        _engine_layout(name, series, indexes.get(name, []), infos[name], with_info[server_of[name]])
+        for name in names[:MAX_ENGINES]
+    ]
     if len(names) > MAX_ENGINES:
         detail = f"the page has {len(names)} engines; only the first {MAX_ENGINES} are read"
-        problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
-    with_info = sum(engine.info is not None for engine in engines.values())
-    return tuple(_snapshot(name, engines[name], with_info, problems) for name in names[:MAX_ENGINES])
+        problem = PageProblem(ProblemReason.BAD_VALUE, detail)
+        engines[0] = replace(engines[0], problems=(problem, *engines[0].problems))
+    return _Layout(tuple(series), tuple(engines), frozenset(f"vllm:{NEWEST[one.metric]}" for one in series))
 
 
-def _take(engine: _Engine, name: str, sample: _Sample, problems: list[PageProblem]) -> None:
-    """Take one sample over."""
-    metric, labels, value = sample
-    if metric == INFO_METRIC:
-        if engine.info is not None and engine.info != labels:
-            detail = f"engine {name}: {metric} stands there more than once; the first that tells its blocks is taken"
+def _engine_layout(
+    name: str, series: Sequence[Series], indexes: list[int], infos: list[Series], engines_with_info: int
+) -> _EngineLayout:
+    by_field: dict[str, list[int]] = {}
+    sleep = None
+    for index in indexes:
+        one = series[index]
+        if one.field is not None:
+            by_field.setdefault(one.field, []).append(index)
+        elif one.metric == SLEEP_STATE and one.labels.get("sleep_state") == "awake":
+            sleep = index
+    static: dict[str, Any] = {
+        "engine": name,
+        "model_name": next(
+            (model for index in indexes if (model := series[index].labels.get("model_name"))), None
+        ),
+    }
+    problems: list[PageProblem] = []
+    block_factor: int | None = None
+    if infos:
+        info = _info_of(name, infos, problems)
+        static |= _info_fields(name, info.labels, engines_with_info, problems)
+        block_factor = 1 if "engine" in info.labels else static["block_size"]
+    return _EngineLayout(
+        name=name,
+        static=static,
+        single=tuple((target, found[0]) for target, found in by_field.items() if len(found) == 1),
+        several=tuple((target, tuple(found)) for target, found in by_field.items() if len(found) > 1),
+        sleep=sleep,
+        block_factor=block_factor,
+        problems=tuple(problems),
+    )
+
+
+def _snapshot(
+    engine: _EngineLayout, layout: _Layout, values: list[float], problems: list[PageProblem]
+) -> EngineSnapshot:
+    problems += engine.problems
+    fields = dict(engine.static)
+    for target, index in engine.single:
+        series, value = layout.series[index], values[index]
+        if 0.0 <= value <= series.most:
+            fields[target] = value if series.metric not in _ONCE_IN_BLOCKS else _tokens(value, engine)
+        else:
+            problems.append(_impossible(series, value))
+    for target, indexes in engine.several:
+        taken = _of_several([(layout.series[index], values[index]) for index in indexes], problems)
+        if taken is not None:
+            metric, value = taken
+            fields[target] = value if metric not in _ONCE_IN_BLOCKS else _tokens(value, engine)
+    if engine.sleep is not None:
+        fields["sleeping"] = values[engine.sleep] == 0
+    return EngineSnapshot(**fields)
+
+
+def _tokens(value: float, engine: _EngineLayout) -> float | None:
+    return None if engine.block_factor is None else value * engine.block_factor
+
+
+def _of_several(samples: list[tuple[Series, float]], problems: list[PageProblem]) -> tuple[str, float] | None:
+    """(metric, value) of a figure that stands on the page more than once; None where no value can be true.
+
+    Multi-process servers of old releases repeat a gauge per process, and the dead ones stay at 0: the largest is
+    taken. Of two names the newer counts, unless it alone is repeated so (`kv_cache_usage_perc` in 0.9.2 to 0.10.2,
+    which lacks the mode that `gpu_cache_usage_perc` has there).
+    """
+    largest: dict[str, float] = {}
+    repeated: set[str] = set()
+    for series, value in samples:
+        metric = series.metric
+        if not 0.0 <= value <= series.most:
+            problems.append(_impossible(series, value))
+            continue
+        if metric in largest:
+            detail = (
+                f"engine {series.engine}: {metric} stands there more than once; the largest value is taken"
+            )
             problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
-        if engine.info is None or not engine.info.get("num_gpu_blocks", "").isdigit():
-            engine.info = labels
-        return
-    engine.model_name = engine.model_name or labels.get("model_name") or None
-    if metric == SLEEP_STATE:
-        if labels.get("sleep_state") == "awake":
-            engine.sleeping = value == 0
-        return
-    target = _field_of(metric, labels)
-    if target is None:
-        return
-    fault = _impossible(target, value)
-    if fault:
-        detail = f"engine {name}: {metric} = {value} dropped, {fault}"
-        problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
-        return
-    by_name = engine.values.setdefault(target, {})
-    if metric in by_name:
-        # Multi-process servers of old releases repeat a gauge per process; the dead ones stay at 0.
-        detail = f"engine {name}: {metric} stands there more than once; the largest value is taken"
-        problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
-    by_name[metric] = max(by_name.get(metric, 0.0), value)
-
-
-def _field_of(name: str, labels: Mapping[str, str]) -> str | None:
-    if name == WAITING_BY_REASON:
-        return WAITING_REASONS.get(labels.get("reason", ""))
-    return GAUGES.get(name) or COUNTERS[name]
-
-
-def _preferred(engine: str, by_name: Mapping[str, float], problems: list[PageProblem]) -> float:
-    """The value under the newest name; that older names say otherwise is told."""
-    (newest, value), *older = sorted(by_name.items(), key=lambda item: _WANTED.index(item[0]))
-    for name, other in older:
-        if other != value:
-            detail = f"engine {engine}: {newest} = {value} and {name} = {other} are the same figure; the first is taken"
+        if "pid" in series.labels:
+            repeated.add(metric)
+        largest[metric] = max(largest.get(metric, 0.0), value)
+    if not largest:
+        return None
+    (taken, value), *others = sorted(largest.items(), key=lambda item: (item[0] in repeated, RANK[item[0]]))
+    for name, other in others:
+        if other != value and (name in repeated) == (taken in repeated):
+            detail = (
+                f"engine {samples[0][0].engine}: {taken} = {value} and {name} = {other} are the same figure; "
+                "the first is taken"
+            )
             problems.append(PageProblem(ProblemReason.DIFFERING_NAMES, detail))
-    return value
+    return taken, value
 
 
-def _impossible(field: str, value: float) -> str | None:
+def _impossible(series: Series, value: float) -> PageProblem:
     if math.isnan(value):
-        return "it is not a number"
-    if value < 0:
-        return "it is negative"
-    if value > LARGEST_WHOLE:
-        return "it is larger than any counter"
-    # Rounding may push a full pool a hair over 1.
-    if field in RATIOS and value > 1.0 + 1e-9:
-        return "a share of the pool is at most 1"
-    return None
+        why = "it is not a number"
+    elif value < 0:
+        why = "it is negative"
+    elif series.most < LARGEST_WHOLE:
+        why = "a share of the pool is at most 1"
+    else:
+        why = "it is larger than any counter"
+    return PageProblem(
+        ProblemReason.BAD_VALUE, f"engine {series.engine}: {series.metric} = {value} dropped, {why}"
+    )
 
 
 def _engine_order(engine: str) -> tuple[int, int | str]:
@@ -273,7 +336,7 @@ def _engine_order(engine: str) -> tuple[int, int | str]:
 
 
 class _Info:
-    """The labels of one engine's `cache_config_info`, as numbers and words.
+    """The labels of `cache_config_info`, as numbers and words.
 
     They are Python's str() of the fields: `None` is the word for absent. A number that cannot be one of a running
     engine is dropped and reported.
@@ -293,7 +356,7 @@ class _Info:
         text = self.text(name)
         if text is None:
             return None
-        number = _float([text])
+        number = number_of(text)
         # A tiny number is no share and no concurrency of anything, and what is divided by it overflows.
         if number is None or not 1e-6 <= number <= most:
             self._drop(name, text)
@@ -319,33 +382,32 @@ class _Info:
         self._problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
 
 
-def _snapshot(
-    name: str, engine: _Engine, engines_with_info: int, problems: list[PageProblem]
-) -> EngineSnapshot:
-    snapshot = EngineSnapshot(
-        engine=name,
-        model_name=engine.model_name,
-        sleeping=engine.sleeping,
-        **{target: _preferred(name, by_name, problems) for target, by_name in engine.values.items()},  # type: ignore[arg-type]
-    )
-    if engine.info is None:
-        return snapshot
-    info = _Info(name, engine.info, problems)
-    total_blocks = info.whole("num_gpu_blocks")
-    block_size = info.whole("block_size")
+def _info_of(name: str, infos: Sequence[Series], problems: list[PageProblem]) -> Series:
+    """The info of one engine; of several the first that tells its blocks."""
+    for series in infos[1:]:
+        if series.labels != infos[0].labels:
+            detail = f"engine {name}: {INFO_METRIC} stands there more than once; the first that tells its blocks is taken"
+            problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
+    return next((series for series in infos if series.labels.get("num_gpu_blocks", "").isdigit()), infos[0])
+
+
+def _info_fields(
+    name: str, labels: Mapping[str, str], engines_with_info: int, problems: list[PageProblem]
+) -> dict[str, Any]:
+    info = _Info(name, labels, problems)
+    num_blocks, block_size = info.whole("num_gpu_blocks"), info.whole("block_size")
     kv_cache_dtype = info.text("cache_dtype")
-    return replace(
-        snapshot,
+    return {
         # The front end adds the blocks of its data-parallel engines up and repeats the sum on each of
         # them (vllm/v1/engine/core_client.py, 0.33.0); the other figures are per engine.
-        num_blocks=None if total_blocks is None else total_blocks // engines_with_info,
-        blocks_are_shared=engines_with_info > 1,
-        block_size=block_size,
-        attention_block_size=info.whole("effective_attention_block_size"),
-        pool_tokens=info.whole("kv_cache_size_tokens"),
-        max_concurrency=info.number("kv_cache_max_concurrency", LARGEST_WHOLE),
-        kv_cache_dtype=kv_cache_dtype,
-        echoed=EchoedFlags(
+        "num_blocks": None if num_blocks is None else num_blocks // engines_with_info,
+        "blocks_are_shared": engines_with_info > 1,
+        "block_size": block_size,
+        "attention_block_size": info.whole("effective_attention_block_size"),
+        "pool_tokens": info.whole("kv_cache_size_tokens"),
+        "max_concurrency": info.number("kv_cache_max_concurrency", LARGEST_WHOLE),
+        "kv_cache_dtype": kv_cache_dtype,
+        "echoed": EchoedFlags(
             kv_cache_dtype=kv_cache_dtype,
             gpu_memory_utilization=info.number("gpu_memory_utilization", 1.0),
             kv_cache_memory_bytes=info.whole("kv_cache_memory_bytes"),
@@ -356,4 +418,4 @@ def _snapshot(
             block_size=block_size if info.text("user_specified_block_size") == "True" else None,
             kv_cache_dtype_skip_layers=info.words("kv_cache_dtype_skip_layers"),
         ),
-    )
+    }

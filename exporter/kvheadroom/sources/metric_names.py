@@ -1,0 +1,92 @@
+"""vLLM's names for what is wanted of a page, from 0.6.6 on, each with the field of `EngineSnapshot` it fills.
+
+Read in the source of 32 releases from 0.6.6 to 0.33.0 (`vllm/v1/metrics/loggers.py`, `vllm/engine/metrics.py` of V0). What a
+new release renames is a line here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+INFO_METRIC = "cache_config_info"
+SLEEP_STATE = "engine_sleep_state"
+LARGEST_WHOLE = 2**53
+"""Beyond this a float, and with it every metric, no longer tells whole numbers apart."""
+
+# Rounding may push a full pool a hair over 1.
+_FULL = 1.0 + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMetric:
+    """One name of one figure.
+
+    Attributes:
+        metric: the sample's name without `vllm:`.
+        field: of EngineSnapshot.
+        when: label and value that a sample must have, None where every sample of the name is meant.
+        most: the largest value that can be true.
+        releases: which show it, for people.
+    """
+
+    metric: str
+    field: str
+    when: tuple[str, str] | None = None
+    most: float = LARGEST_WHOLE
+    releases: str = "all"
+
+
+# Where a release says one figure under two names, the preferred one stands first.
+WANTED_METRICS: tuple[WantedMetric, ...] = (
+    WantedMetric("kv_cache_usage_perc", "kv_usage_ratio", most=_FULL, releases="from 0.9.2"),
+    WantedMetric("gpu_cache_usage_perc", "kv_usage_ratio", most=_FULL, releases="to 0.10.2, hidden in 0.11"),
+    WantedMetric("num_requests_running", "requests_running"),
+    WantedMetric("num_requests_waiting", "requests_waiting"),
+    WantedMetric(
+        "num_requests_waiting_by_reason",
+        "requests_waiting_capacity",
+        when=("reason", "capacity"),
+        releases="from 0.20",
+    ),
+    WantedMetric(
+        "num_requests_waiting_by_reason",
+        "requests_waiting_deferred",
+        when=("reason", "deferred"),
+        releases="from 0.20",
+    ),
+    WantedMetric("num_preemptions_total", "preemptions_total", releases="V0, and V1 from 0.8"),
+    WantedMetric("prefix_cache_queries_total", "prefix_cache_queries_total", releases="from 0.9.2"),
+    WantedMetric(
+        "gpu_prefix_cache_queries_total",
+        "prefix_cache_queries_total",
+        releases="V1 from 0.7.3 to 0.10.2, hidden in 0.11; in blocks up to 0.8",
+    ),
+    WantedMetric("prefix_cache_hits_total", "prefix_cache_hits_total", releases="from 0.9.2"),
+    WantedMetric(
+        "gpu_prefix_cache_hits_total",
+        "prefix_cache_hits_total",
+        releases="V1 from 0.7.3 to 0.10.2, hidden in 0.11; in blocks up to 0.8",
+    ),
+    WantedMetric(
+        "external_prefix_cache_queries_total", "external_prefix_cache_queries_total", releases="from 0.11"
+    ),
+    WantedMetric(
+        "external_prefix_cache_hits_total", "external_prefix_cache_hits_total", releases="from 0.11"
+    ),
+    WantedMetric("prompt_tokens_total", "prompt_tokens_total"),
+    WantedMetric("generation_tokens_total", "generation_tokens_total"),
+)
+
+NAMES: tuple[str, ...] = tuple(
+    dict.fromkeys((INFO_METRIC, SLEEP_STATE, *(wanted.metric for wanted in WANTED_METRICS)))
+)
+BY_NAME: Mapping[str, tuple[WantedMetric, ...]] = {
+    name: tuple(wanted for wanted in WANTED_METRICS if wanted.metric == name) for name in NAMES
+}
+RANK: Mapping[str, int] = {name: rank for rank, name in enumerate(NAMES)}
+"""The smaller, the more it is preferred among names of one figure."""
+
+NEWEST: Mapping[str, str] = {
+    wanted.metric: next(other.metric for other in WANTED_METRICS if other.field == wanted.field)
+    for wanted in WANTED_METRICS
+} | {INFO_METRIC: INFO_METRIC, SLEEP_STATE: SLEEP_STATE}
+"""The newest name of the same figure."""
