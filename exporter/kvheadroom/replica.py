@@ -12,10 +12,10 @@ from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ReplicaConfig
 from kvheadroom.monitor.sampler import ReplicaSources, Resolution
-from kvheadroom.sources.http import Endpoint, fetch
+from kvheadroom.sources.http import Endpoint
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
 from kvheadroom.sources.model_files import ModelFilesReader
-from kvheadroom.sources.vllm_metrics import parse_page
+from kvheadroom.sources.vllm_pages import VllmPages
 from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
 
 MAX_SCRAPE_SECONDS = 10.0
@@ -37,6 +37,7 @@ class Replica:
         self._session = session
         self._endpoint = Endpoint(replica.url, api_key)
         self._timeout_seconds = min(config.scrape_interval, MAX_SCRAPE_SECONDS)
+        self._pages = VllmPages(session, self._endpoint, timeout_seconds=self._timeout_seconds)
         self._model_folder = replica.model
         self._model_reader = reader or ModelFilesReader()
         self._operator = OperatorFacts(
@@ -50,26 +51,20 @@ class Replica:
 
     async def fetch_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
         """Scrape `/metrics` and read it."""
-        scrape = await fetch(
-            self._session,
-            self._endpoint,
-            "/metrics",
-            source="metrics",
-            timeout_seconds=self._timeout_seconds,
-        )
-        if isinstance(scrape, SourceFailure):
-            return scrape
-        page = parse_page(scrape.body)
-        if isinstance(page, SourceFailure):
-            return await self._what_answered(page)
-        return scrape, page
+        answer = await self._pages.fetch()
+        if isinstance(answer, SourceFailure):
+            return await self._what_answered(answer)
+        return answer
 
     async def _what_answered(self, failure: SourceFailure) -> SourceFailure:
         """A page without vLLM's metrics: another program, or a vLLM that was told to give none."""
+        if failure.reason not in (FailureReason.NOT_VLLM, FailureReason.NO_VLLM_METRICS):
+            return failure
         answers, _ = await fetch_server_answers(
             self._session, self._endpoint, timeout_seconds=self._timeout_seconds
         )
-        reason, detail = failure.reason, failure.detail
+        reason: FailureReason = failure.reason
+        detail = failure.detail
         if answers.version is not None and failure.reason is FailureReason.NO_VLLM_METRICS:
             reason = FailureReason.STATS_DISABLED
             detail = (

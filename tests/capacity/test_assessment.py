@@ -16,7 +16,7 @@ from kvheadroom.capacity.assessment import (
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot, ProblemReason, VllmPage
 from kvheadroom.sources.vllm_metrics import parse_page
-from tests.capacity.facts_builder import facts
+from tests.capacity.facts_builder import TINY_LLAMA, facts
 from tests.conftest import capture, capture_names
 
 # The pool of the recorded tiny server: 128 blocks of 32 tokens.
@@ -96,6 +96,30 @@ def test_a_prediction_does_not_move_when_every_result_of_the_engine_is_wrong() -
     predicted = {row.session_tokens: row.predicted for row in true.sessions}
     assert {row.session_tokens: row.predicted for row in wrong.sessions} == predicted
     assert wrong.observation != true.observation
+
+
+def test_a_release_that_tells_blocks_alone_has_the_tokens_that_vllm_would_report() -> None:
+    old = replace(SNAPSHOT, num_blocks=130, attention_block_size=None, pool_tokens=None, max_concurrency=None)
+    seen = assess_at(old).observation
+    # 130 blocks / 64 blocks of a request of 2,048 tokens x 2,048
+    assert (seen.pool_tokens, seen.pool_tokens_basis) == (4160, "blocks")
+    told = assess_at(SNAPSHOT).observation
+    assert (told.pool_tokens, told.pool_tokens_basis) == (4096, "kv_cache_size_tokens")
+    untold = assess_at(replace(old, num_blocks=None)).observation
+    assert (untold.pool_tokens, untold.pool_tokens_basis) == (None, None)
+
+
+def test_blocks_are_no_tokens_where_layers_keep_different_ones() -> None:
+    windows = {
+        **TINY_LLAMA,
+        "architectures": ["Gemma3ForCausalLM"],
+        "sliding_window": 64,
+        "num_hidden_layers": 6,
+    }
+    mixed = facts(gpu="H100", config=windows, flags={"block_size": 32}, version="0.20.0")
+    old = replace(SNAPSHOT, attention_block_size=None, pool_tokens=None, max_concurrency=None)
+    seen = assess_at(old, mixed).observation
+    assert (seen.num_blocks, seen.pool_tokens, seen.pool_tokens_basis) == (128, None, None)
 
 
 def test_absent_gauges_stay_absent() -> None:

@@ -7,6 +7,9 @@ from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.kv_specs import ceil_div
 from kvheadroom.capacity.readings import EngineSnapshot
 
+TOLD, OF_BLOCKS = "kv_cache_size_tokens", "blocks"
+"""What the pool's tokens are: vLLM's own figure, or made of its blocks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -16,7 +19,9 @@ class Observation:
         num_blocks: with the null block; usable_blocks is one less.
         block_size: tokens per block of the full-attention group, context parallelism included; None where what
             the page says of it cannot be.
-        pool_tokens: vLLM's own `kv_cache_size_tokens`; it counts the null block.
+        pool_tokens: vLLM's own `kv_cache_size_tokens` (0.24 and later), which counts the null block; before that made of
+            the blocks by vLLM's rule, where the pool has one KV group.
+        pool_tokens_basis: TOLD or OF_BLOCKS, None where there are no tokens.
         pool_bytes: blocks x predicted bytes per block at the observed block size, one GPU: vLLM exports no
             bytes, so this needs the model's geometry.
         used_tokens, free_tokens: blocks x block size, only where the pool has one KV group.
@@ -27,6 +32,7 @@ class Observation:
     usable_blocks: int | None
     block_size: int | None
     pool_tokens: int | None
+    pool_tokens_basis: str | None
     max_concurrency: float | None
     pool_bytes: int | None
     used_blocks: int | None
@@ -68,11 +74,17 @@ def observe(snapshot: EngineSnapshot, facts: EngineFacts, layout: KvLayout | Non
         if contradiction is not None:
             block_size = None
     in_tokens = block_size if one_group and block_size is not None else None
+    pool_tokens, basis = snapshot.pool_tokens, None
+    if pool_tokens is not None:
+        basis = TOLD
+    elif blocks is not None and in_tokens is not None:
+        pool_tokens, basis = _tokens_of_blocks(blocks, in_tokens, max_model_len), OF_BLOCKS
     return Observation(
         num_blocks=blocks,
         usable_blocks=usable,
         block_size=block_size,
-        pool_tokens=snapshot.pool_tokens,
+        pool_tokens=pool_tokens,
+        pool_tokens_basis=basis,
         max_concurrency=snapshot.max_concurrency,
         pool_bytes=None if contradiction is not None else _pool_bytes(snapshot, layout),
         used_blocks=used,
@@ -81,6 +93,13 @@ def observe(snapshot: EngineSnapshot, facts: EngineFacts, layout: KvLayout | Non
         free_tokens=None if free is None or in_tokens is None else free * in_tokens,
         contradiction=contradiction,
     )
+
+
+def _tokens_of_blocks(blocks: int, block_size: int, max_model_len: int | None) -> int:
+    """What vLLM would report of a pool with one KV group (`update_kv_cache_capacity`, v1/core/kv_cache_utils.py)."""
+    if max_model_len is None:
+        return blocks * block_size
+    return int(blocks / ceil_div(max_model_len, block_size) * max_model_len)
 
 
 def _pool_bytes(snapshot: EngineSnapshot, layout: KvLayout | None) -> int | None:

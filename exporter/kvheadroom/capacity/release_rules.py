@@ -22,6 +22,7 @@ class ReleaseRules:
         assumed_because: why these rules are an assumption, or None when the release is verified.
         default_gpu_memory_utilization: vLLM's default of `--gpu-memory-utilization`.
         usage_counts_null_block: the usage gauge divides by all blocks and counts the null block as used.
+        lookups_per_attempt: a request that waits for blocks counts as looked up in the prefix cache at every step.
         saves_delta_states: states of gated delta nets are saved within a prefill, which takes a block more and makes
             blocks a multiple of what the kernel can save at. (Mamba2 and KDA did so before.)
         offloading_checks_rings: the OffloadingConnector wants circular buffers divisible as well.
@@ -32,6 +33,7 @@ class ReleaseRules:
     assumed_because: str | None
     default_gpu_memory_utilization: float
     usage_counts_null_block: bool
+    lookups_per_attempt: bool
     saves_delta_states: bool
     blackwell_kv_dtypes: Mapping[str, str]
     offloading_checks_rings: bool
@@ -79,6 +81,8 @@ def rules_for(version: str | None) -> ReleaseRules:
         default_gpu_memory_utilization=0.92 if known >= (0, 20, 0) else 0.9,
         # vllm/v1/core/block_pool.py get_usage: divides by num_gpu_blocks up to 0.10.1, by one less from 0.10.2
         usage_counts_null_block=known < (0, 10, 2),
+        # vllm/v1/core/sched/scheduler.py: counted at each attempt up to 0.26, on admission from 0.27.0
+        lookups_per_attempt=known < (0, 27, 0),
         # layers/mamba/gdn/qwen_gdn_linear_attn.py get_prefill_checkpoint_alignment came with 0.33.0
         saves_delta_states=taken >= (0, 33),
         blackwell_kv_dtypes={

@@ -168,6 +168,7 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
         },
         "observed": {
             "pool_tokens": observation.pool_tokens,
+            "pool_tokens_basis": observation.pool_tokens_basis,
             "blocks": observation.num_blocks,
             "block_size_tokens": observation.block_size,
             "pool_bytes": observation.pool_bytes,

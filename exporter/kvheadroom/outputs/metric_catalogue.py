@@ -85,7 +85,8 @@ PREDICTED = (
 OBSERVED = (
     _gauge(
         "observed_pool_tokens",
-        "Tokens of the engine's KV pool as vLLM itself reports them (kv_cache_size_tokens).",
+        "Tokens of the engine's KV pool as vLLM itself reports them (kv_cache_size_tokens); of releases before 0.24 made of "
+        "its blocks by vLLM's rule, for pools with one KV cache group. observed_pool_basis tells which.",
         lambda a: a.observation.pool_tokens,
     ),
     _gauge(
@@ -212,6 +213,13 @@ WAITING_BY_REASON = Metric(
     (*ENGINE_LABELS, "reason"),
     "Queued requests by vLLM's reason: capacity or deferred (vllm:num_requests_waiting_by_reason).",
 )
+OBSERVED_POOL_BASIS = Metric(
+    "observed_pool_basis",
+    "gauge",
+    (*ENGINE_LABELS, "basis"),
+    "1; the label tells what observed_pool_tokens is: kv_cache_size_tokens of vLLM, or made of blocks. Absent where the "
+    "server tells neither (V1 0.8, API servers of 0.15 to 0.19 with data parallelism, the Rust front end).",
+)
 SAMPLE_AGE = Metric(
     "sample_age_seconds",
     "gauge",
@@ -326,6 +334,7 @@ CATALOGUE: tuple[Metric, ...] = (
     *PREDICTED,
     PREDICTED_SESSIONS,
     *OBSERVED,
+    OBSERVED_POOL_BASIS,
     OBSERVED_SESSIONS,
     SESSIONS_IN_USE,
     SESSIONS_HEADROOM,

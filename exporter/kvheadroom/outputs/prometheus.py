@@ -182,6 +182,11 @@ def _waiting(engine: Assessment) -> Iterator[Sample]:
             yield (reason,), value
 
 
+def _pool_basis(engine: Assessment) -> Iterator[Sample]:
+    if engine.observation.pool_tokens_basis is not None:
+        yield (engine.observation.pool_tokens_basis,), 1.0
+
+
 def _missing(engine: Assessment) -> Iterator[Sample]:
     for fact in engine.facts.missing:
         yield (fact.fact,), 1.0
@@ -218,6 +223,7 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.SESSIONS_IN_USE: _sessions("in_use"),
     m.SESSIONS_HEADROOM: _sessions("headroom"),
     m.WAITING_BY_REASON: _waiting,
+    m.OBSERVED_POOL_BASIS: _pool_basis,
     m.MISSING_FACT: _missing,
     m.ASSUMED_FACT: _assumed,
 }

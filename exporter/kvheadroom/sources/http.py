@@ -63,7 +63,7 @@ async def fetch(
     taken_at, started = time.time(), time.monotonic()
 
     def failed(reason: FailureReason, detail: str) -> SourceFailure:
-        return SourceFailure(source, reason, f"GET {url}: {detail}")
+        return SourceFailure(source, reason, f"GET {url.partition('?')[0]}: {detail}")
 
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -86,7 +86,7 @@ async def fetch(
                             FailureReason.TOO_LARGE, f"the answer is larger than {max_bytes // 1024**2} MiB"
                         )
     except TimeoutError:
-        return failed(FailureReason.TIMEOUT, f"no full answer within {timeout_seconds:g} s")
+        return failed(FailureReason.TIMEOUT, f"no full answer within {timeout_seconds:.3g} s")
     except aiohttp.ClientConnectorCertificateError as error:
         return failed(
             FailureReason.TLS,
