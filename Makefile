@@ -35,6 +35,7 @@ lab: $(VENV)/tests.stamp ## long work: a soak, long fuzzing, pictures to look at
 bench: $(VENV)/tests.stamp ## speed, as ratios against a peer in the same run
 	$(BIN)/python -m tests.bench.scan_page
 	$(BIN)/python -m tests.bench.plan
+	$(BIN)/python -m tests.bench.server_cost
 
 golden: $(VENV)/tests.stamp ## write the expected outputs anew, after a change that is meant
 	KVHEADROOM_UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/outputs
