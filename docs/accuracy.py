@@ -13,6 +13,7 @@ import yaml
 
 from tests.accuracy.startup_logs import (
     CASES,
+    GIB,
     HERE,
     LEFT_OUT,
     LOGS,
@@ -43,13 +44,14 @@ The GiB are printed with two decimals, so the bytes are only known within 0.01 G
 in that interval gives every figure of the line exactly as printed, all at once. The predicted figures shown are those
 for the printed GiB, in the middle of the interval; the difference is the largest of the line's figures.
 
-*Explained* means: not with what the log tells, but exactly inside with the one addition that is named, which the log
-does not show. That is a guess that fits, and no proof. *Outside* is neither.
+*Explained* means: not with what the log tells, but exactly with the addition that is named, which the log does not show.
+That is a guess that fits, and no proof. *Outside* is neither.
 """
 
-MIXED = """\
-Where tensor parallelism is in use, the log shows the bytes of one rank, and the rank with the fewest decides. A line whose
-figures are lower than any bytes within the rounding give would be explained by that gap; none needs it.
+RANKS = """\
+With tensor parallelism the log may show the bytes of one rank while the rank with the fewest decides. A line may be
+explained by that gap, to 2% of its bytes, where every figure comes out for fewer bytes; the gap is shown. None of the
+lines that must come out needs it.
 """
 
 
@@ -58,7 +60,7 @@ def accuracy_page() -> str:
     found = [compare(line) for line in CASES]
     bar = [one for one in found if one.log["bar"]]
     others = sorted((one for one in found if not one.log["bar"]), key=lambda one: one.line)
-    lines = [INTRODUCTION, _counts(bar, others), MIXED]
+    lines = [INTRODUCTION, _counts(bar, others), RANKS]
     lines += ["### Lines that must come out", "", *_table(bar)]
     lines += ["### Other lines whose geometry is known", "", *_table(others)]
     lines += ["### Lines left out", "", *_left_out()]
@@ -145,7 +147,11 @@ def _difference(one: Comparison) -> str:
 
 
 def _verdict(one: Comparison) -> str:
-    reasons = (f"*{one.verdict}*", one.unknown, one.case.get("because", ""))
+    rank = ""
+    if one.slowest_rank_bytes is not None:
+        gap = one.log["available_kv_gib"] - one.slowest_rank_bytes / GIB
+        rank = f"by {gap:.2f} GiB that the slowest rank has less"
+    reasons = (f"*{one.verdict}*", one.unknown, rank, one.case.get("because", ""))
     return ": ".join(reason for reason in reasons if reason)
 
 

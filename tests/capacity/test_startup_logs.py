@@ -8,11 +8,20 @@ import pytest
 
 from docs.accuracy import PAGE, accuracy_page
 from tests.accuracy import startup_logs
-from tests.accuracy.startup_logs import CASES, LEFT_OUT, LOGS, compare, config_of
+from tests.accuracy.startup_logs import (
+    CASES,
+    GIB,
+    HALF_OF_LAST_DIGIT,
+    LARGEST_RANK_GAP,
+    LEFT_OUT,
+    LOGS,
+    compare,
+    config_of,
+)
 
 BAR = [line for line, log in enumerate(LOGS, 1) if log["bar"]]
 # All lines with a case. A line that changes its verdict is a finding: look for the release that changed.
-VERDICTS = {"inside": 19, "explained": 10, "outside": 1, "not predicted": 1}
+VERDICTS = {"inside": 22, "explained": 10, "outside": 1, "not predicted": 1}
 
 
 def test_every_line_is_compared_or_left_out_with_a_reason() -> None:
@@ -51,6 +60,15 @@ def test_a_line_is_explained_only_where_it_would_not_come_out_by_itself(line: in
     assert not found.inside
     assert found.explained
     assert found.case["because"]
+
+
+@pytest.mark.parametrize("line", [line for line, case in CASES.items() if "slowest_rank" in case])
+def test_the_slowest_rank_explains_only_what_fewer_bytes_give(line: int) -> None:
+    found = compare(line)
+    assert line not in BAR
+    assert found.slowest_rank_bytes is not None
+    least = found.log["available_kv_gib"] * GIB - HALF_OF_LAST_DIGIT
+    assert least * (1 - LARGEST_RANK_GAP) < found.slowest_rank_bytes < least
 
 
 def test_the_page_is_current() -> None:
