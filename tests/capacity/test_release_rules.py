@@ -87,6 +87,20 @@ def test_glm_dsa_keeps_16_bits_on_blackwell_before_0_32(version: str, dtype: str
     assert planned("glm51-tp8-b200", version).kv_dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("version", "flag", "dtype"),
+    [
+        ("0.11.0", "auto", "fp8_ds_mla"),
+        ("0.11.1", "auto", "auto"),
+        ("0.17.0", "fp8_e4m3", "fp8_ds_mla"),
+        ("0.18.0", "fp8_e4m3", "fp8_e4m3"),
+        ("0.17.0", "bfloat16", "auto"),
+    ],
+)
+def test_deepseek_v32_packed_every_fp8_cache_before_0_18(version: str, flag: str, dtype: str) -> None:
+    assert planned("dsv32-tp8-b200-fp8", version, {"kv_cache_dtype": flag}).kv_dtype == dtype
+
+
 @pytest.mark.parametrize(("version", "caches"), [("0.20.2", 156), ("0.21.0", 99)])
 def test_every_sparse_layer_has_an_indexer_before_0_21(version: str, caches: int) -> None:
     flags = {"kv_cache_dtype": "bfloat16", "attention_backend": None}

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 Release = tuple[int, int, int]
 # (release, value from it on), oldest first
-_Since = tuple[tuple[tuple[int, int], T], ...]
+_Since = tuple[tuple[tuple[int, ...], T], ...]
 
 # The releases whose own planning functions (0.33, 0.32) and running engine (0.32) the tests hold us to.
 VERIFIED = ((0, 32), (0, 33))
@@ -40,6 +40,7 @@ class ReleaseRules:
         usage_counts_null_block: the usage gauge divides by all blocks and counts the null block as used.
         saves_states: recurrent states are saved within a prefill, which takes a block more.
         saves_delta_states: those of gated delta nets as well, and blocks are a multiple of what their kernel can save at.
+        v32_packed_dtypes: beginnings of the kv_cache_dtypes that DeepSeek-V3.2's hook turns into fp8_ds_mla.
         offloading_checks_rings: the OffloadingConnector wants circular buffers divisible as well.
         reserves_null_block: a start needs room for the null block beside one request.
         windows_hold_batches_in_flight: a window keeps the tokens of every batch in flight; before, of one batch.
@@ -65,6 +66,7 @@ class ReleaseRules:
     saves_states: bool
     saves_delta_states: bool
     blackwell_kv_dtypes: Mapping[str, str]
+    v32_packed_dtypes: tuple[str, ...]
     offloading_checks_rings: bool
     reserves_null_block: bool
     windows_hold_batches_in_flight: bool
@@ -88,6 +90,12 @@ _BLACKWELL_KV_DTYPES = (
 )
 
 _KEYS_OF_SHARED_INDEXERS = frozenset({"index_topk_freq", "index_topk_pattern", "index_skip_topk_offset"})
+# model_executor/models/config.py DeepseekV32ForCausalLM
+_V32_PACKED_DTYPES: _Since[tuple[str, ...]] = (
+    ((0, 0), ("auto", "fp8")),
+    ((0, 11, 1), ("fp8",)),
+    ((0, 18), ()),
+)
 # v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_page_size
 _LARGEST_KIND_FACTORS: _Since[float] = (((0, 0), 1.0), ((0, 12), 1.25), ((0, 18), 1.5))
 # v1/core/kv_cache_utils.py _pool_bytes_per_block, _get_kv_cache_groups_uniform_groups
@@ -162,10 +170,11 @@ def rules_for(version: str | None) -> ReleaseRules:
         # engine/arg_utils.py get_batch_defaults: not in 0.27.0, from 0.28.0
         largest_batches=known >= (0, 28, 0),
         least_latent_unit=_of_release(_LEAST_LATENT_UNITS, known),
+        v32_packed_dtypes=_of_release(_V32_PACKED_DTYPES, known),
         largest_kind_factor=_of_release(_LARGEST_KIND_FACTORS, known),
         packed_blocks=_of_release(_PACKED_BLOCKS, known),
     )
 
 
 def _of_release(values: _Since[T], release: Release) -> T:
-    return [value for since, value in values if release[:2] >= since][-1]
+    return [value for since, value in values if release >= since][-1]

@@ -119,6 +119,8 @@ def _cache_dtype(facts: EngineFacts, model: ModelGeometry, capability: tuple[int
                 "a draft model whose KV dtype differs from its target's is not modelled; say --kv-cache-dtype"
             )
         dtype = facts.rules.blackwell_kv_dtypes[model.architecture]
+    if model.architecture == "DeepseekV32ForCausalLM" and dtype.startswith(facts.rules.v32_packed_dtypes):
+        return "fp8_ds_mla"
     if model.architecture == "DeepseekV32ForCausalLM" and dtype == "bfloat16":
         dtype = "auto"
     if dtype == "auto" and model.kv_dtype_of_attention != "auto" and model.has_chunks:
