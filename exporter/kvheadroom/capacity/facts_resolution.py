@@ -21,7 +21,8 @@ from kvheadroom.capacity.facts import (
     Origin,
     ServerAnswers,
 )
-from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, LARGE, LARGEST
+from kvheadroom.capacity.gpu_cards import LARGE, LARGEST
+from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, read_geometry
 from kvheadroom.capacity.readings import EchoedFlags
