@@ -1,0 +1,332 @@
+"""Records what a vLLM server says on `/metrics`, until a limit, a full disk or a signal ends it."""
+
+import asyncio
+import math
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvheadroom import __version__
+from kvheadroom.app import read_api_keys
+from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.capacity.facts import EngineFacts, Origin
+from kvheadroom.capacity.readings import Scrape, SourceFailure, VllmPage
+from kvheadroom.config import Config, ReplicaConfig
+from kvheadroom.lab.page_changes import PageChanges, encode
+from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile
+from kvheadroom.lab.recordings import FORMAT
+from kvheadroom.replica import Replica
+from kvheadroom.sources.http import open_session
+from kvheadroom.sources.kept_lines import KEPT, kept_lines
+from kvheadroom.sources.slow_files import SlowFiles
+
+T = TypeVar("T")
+
+SCRAPE_SECONDS = 10.0
+"""A busy server may take longer than the interval; the scrapes that are due meanwhile are left out."""
+FLUSH_SECONDS = 10.0
+"""What a killed recorder loses at most."""
+MAX_PENDING_CHARACTERS = 4 * 1024**2
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to record.
+
+    Attributes:
+        config: with the replica in it.
+        max_bytes: of the file, with what it holds already.
+        mask: names become words.
+        progress_seconds: from one word about the progress to the next.
+    """
+
+    config: Config
+    replica: ReplicaConfig
+    out: Path
+    interval_seconds: float
+    duration_seconds: float
+    max_bytes: int
+    mask: bool
+    progress_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How it ended.
+
+    Attributes:
+        complete: False where something failed that the operator must know of.
+        sentence: for the operator.
+    """
+
+    complete: bool
+    sentence: str
+
+
+async def record(order: Order, report: Callable[[str], None]) -> Ending:
+    """Record until something ends it.
+
+    Args:
+        report: takes a line about the progress now and then.
+
+    Raises:
+        OperatorError: it cannot begin: the file, the key or a limit is not what it must be.
+    """
+    stop = _stop_at_signals()
+    file = RecordingFile(
+        order.out, server=order.replica.url, interval_seconds=order.interval_seconds, masked=order.mask
+    )
+    try:
+        if file.size_bytes >= order.max_bytes:
+            raise OperatorError(f"--max-size: {order.out} has {size(file.size_bytes)} already")
+        config = order.config.model_copy(
+            update={"scrape_interval": SCRAPE_SECONDS, "replicas": (order.replica,)}
+        )
+        keys = await read_api_keys(config, SlowFiles())
+        async with open_session() as session:
+            replica = Replica(config, order.replica, session, keys[order.replica.replica])
+            return await _Recorder(order, file, replica, report).run(stop)
+    finally:
+        file.close()
+
+
+def _stop_at_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Under nohup a terminal that goes away means nothing.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+class _Recorder:
+    def __init__(
+        self, order: Order, file: RecordingFile, replica: Replica, report: Callable[[str], None]
+    ) -> None:
+        self._order = order
+        self._file = file
+        self._replica = replica
+        self._report = report
+        self._changes = PageChanges()
+        self._pending: list[str] = []
+        self._pending_characters = 0
+        self._origin: Mapping[str, Any] = {}
+        self._index = 0
+        self._pages = self._failures = 0
+        self._written = 0, 0
+        """(pages, failures) that stand in the file."""
+        self._last_failure = ""
+        self._process_start: float | None = None
+        self._asking: asyncio.Task[Mapping[str, Any]] | None = None
+        # Counted on from here, so that a clock that is set back puts no line out of order.
+        self._started_at, self._started = time.time(), time.monotonic()
+        self._flushed = self._reported = self._started
+
+    async def run(self, stop: asyncio.Event) -> Ending:
+        """Record until something ends it."""
+        try:
+            first = await _unless(stop, self._replica.fetch_whole_page())
+            if first is None:
+                return Ending(complete=False, sentence="ended before the first page; nothing was written")
+            if isinstance(first, SourceFailure):
+                return Ending(complete=False, sentence=f"{first.detail}; nothing was written")
+            await self._begin(stop, first)
+            return await self._go_on(stop)
+        except OSError as error:
+            why = f"{self._order.out} cannot be written: {error.strerror or error}"
+            return Ending(complete=False, sentence=f"{why}; {self._written_text()}")
+        finally:
+            if self._asking is not None:
+                self._asking.cancel()
+
+    async def _begin(self, stop: asyncio.Event, first: tuple[Scrape, VllmPage]) -> None:
+        """The header and the first page, written at once."""
+        file = self._file
+        if file.before is not None:
+            self._index = file.before.num_pages + file.before.num_failures
+            if file.before.ends_at > self._started_at:
+                raise OperatorError(
+                    f"--out: {file.path} holds a scrape of a later time than this machine's clock tells"
+                )
+            if file.dropped_bytes:
+                self._report(
+                    f"{file.path}: a killed recorder left {file.dropped_bytes} bytes unfinished; they are replaced"
+                )
+        origin = await _unless(stop, self._ask(first[1]))
+        self._take_origin(origin or self._origin_of(first[1], None))
+        self._take(self._started_at, first)
+        if not self._flush():
+            raise OperatorError(
+                f"--max-size: {size(self._order.max_bytes)} is too small for one more page of this server"
+            )
+        self._tell(0.0)
+
+    async def _go_on(self, stop: asyncio.Event) -> Ending:
+        order = self._order
+        full = f"--max-size {size(order.max_bytes)} is reached"
+        while await self._next_tick(stop):
+            taken_at = self._started_at + time.monotonic() - self._started
+            answer = await _unless(stop, self._replica.fetch_whole_page())
+            if answer is None:
+                break
+            if self._asking is not None and self._asking.done():
+                self._take_origin(self._asking.result())
+                self._asking = None
+            self._take(taken_at, answer)
+            due = time.monotonic() - self._flushed >= FLUSH_SECONDS
+            if (due or self._pending_characters > MAX_PENDING_CHARACTERS) and not self._flush():
+                return self._ended(full)
+            self._tell(order.progress_seconds)
+        if not self._flush():
+            return self._ended(full)
+        return self._ended("ended" if stop.is_set() else f"--duration {span(order.duration_seconds)} is over")
+
+    async def _next_tick(self, stop: asyncio.Event) -> bool:
+        """Wait for the next point of the interval's grid; False where there is none."""
+        interval = self._order.interval_seconds
+        next_at = (math.floor((time.monotonic() - self._started) / interval) + 1) * interval
+        if next_at >= self._order.duration_seconds:
+            return False
+        wait_seconds = self._started + next_at - time.monotonic()
+        return await _unless(stop, asyncio.sleep(wait_seconds, result=True)) is True
+
+    def _take(self, taken_at: float, answer: tuple[Scrape, VllmPage] | SourceFailure) -> None:
+        """Put one scrape into the recording."""
+        entry: dict[str, Any] = {"i": self._index, "t": round(taken_at, 6)}
+        self._index += 1
+        if isinstance(answer, SourceFailure):
+            # The detail names the server; the reason is one of a closed list.
+            entry["err"] = str(answer.reason)
+            self._failures += 1
+            self._last_failure = str(answer.reason)
+            self._process_start = None
+        else:
+            scrape, page = answer
+            text = kept_lines(scrape.body)
+            if self._file.masks is not None:
+                text = self._file.masks.mask_page(text)
+            entry |= {"ms": round(scrape.duration_seconds * 1000, 2), "bytes": len(scrape.body)}
+            entry |= self._changes.told(text)
+            self._pages += 1
+            self._notice_restart(page)
+        self._add(encode(entry))
+
+    def _notice_restart(self, page: VllmPage) -> None:
+        """After a restart or an outage another release or model may answer."""
+        start = page.process_start_time_seconds or 0.0
+        if start != self._process_start and self._asking is None and self._pages > 1:
+            self._asking = asyncio.create_task(self._ask(page))
+        self._process_start = start
+
+    async def _ask(self, page: VllmPage) -> Mapping[str, Any]:
+        resolution = await self._replica.resolve(page)
+        return self._origin_of(page, next(iter(resolution.facts.values()), None))
+
+    def _origin_of(self, page: VllmPage, facts: EngineFacts | None) -> Mapping[str, Any]:
+        """The header: what is known of the server, and what was kept of its pages."""
+        order, masks = self._order, self._file.masks
+        version = length = architecture = None
+        if facts is not None:
+            version = None if facts.version is None else facts.version.value
+            told = facts.max_model_len is not None and facts.max_model_len.origin is Origin.SERVER
+            length = facts.max_model_len.value if told and facts.max_model_len is not None else None
+            architecture = None if facts.model is None else facts.model.architecture
+        model = next((engine.model_name for engine in page.engines if engine.model_name), None)
+        if masks is not None:
+            model = None if model is None else masks.word_for("model", model)
+            # A build of one's own may carry a name after the plus sign.
+            version = None if version is None else version.partition("+")[0]
+        kept = KEPT if masks is None else f"{KEPT}, names as words, without HELP"
+        origin = {
+            "format": FORMAT,
+            "what": f"/metrics of a vLLM server, a page every {order.interval_seconds:g} s",
+            "recorded_by": f"kvheadroom {__version__}",
+            "recorded_on": datetime.now(UTC).date().isoformat(),
+            "interval_seconds": order.interval_seconds,
+            "kept": kept,
+            "masked": masks is not None,
+            "server": None if masks is not None else order.replica.url,
+            "vllm_version": version,
+            "architecture": architecture,
+            "model_name": model,
+            "max_model_len": length,
+        }
+        return {key: value for key, value in origin.items() if value is not None}
+
+    def _take_origin(self, origin: Mapping[str, Any]) -> None:
+        if origin != self._origin:
+            self._origin = origin
+            self._add(encode({"origin": origin}))
+
+    def _add(self, line: str) -> None:
+        self._pending.append(line)
+        self._pending_characters += len(line)
+
+    def _flush(self) -> bool:
+        """Write what is pending; False if the file would become too large."""
+        if self._pending and not self._file.append(self._pending, self._order.max_bytes):
+            return False
+        self._pending, self._pending_characters = [], 0
+        self._flushed = time.monotonic()
+        self._written = self._pages, self._failures
+        return True
+
+    def _tell(self, every_seconds: float) -> None:
+        now = time.monotonic()
+        if now - self._reported >= every_seconds:
+            self._reported = now
+            left = span(max(0.0, self._order.duration_seconds - (now - self._started)))
+            failed = f"{self._failures} failed" + (f" (last: {self._last_failure})" if self._failures else "")
+            self._report(
+                f"{self._pages + self._failures} scrapes, {failed}, {size(self._file.size_bytes)}, {left} left"
+            )
+
+    def _written_text(self) -> str:
+        pages, failures = self._written
+        if not pages:
+            return "nothing was written"
+        failed = f", {failures} more scrapes failed" if failures else ""
+        return f"{pages} pages written{failed}, {size(self._file.size_bytes)} in {self._order.out}"
+
+    def _ended(self, why: str) -> Ending:
+        sentence = f"{why}; {self._written_text()}"
+        masks = self._file.masks
+        if masks is not None:
+            sentence += (
+                f"; {self._order.out}{NAMES_SUFFIX} tells which word is which name: keep it to yourself"
+            )
+            if masks.num_lines_left_out:
+                sentence += f"; {masks.num_lines_left_out} lines that are no samples were left out"
+        return Ending(complete=True, sentence=sentence)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work gives; None if it was told to stop before."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        stopped.cancel()
+
+
+def size(size_bytes: float) -> str:
+    """Bytes as MB or kB (powers of ten), as `--max-size` is given."""
+    return f"{size_bytes / MB:.1f} MB" if size_bytes >= MB else f"{size_bytes / 1000:.1f} kB"
+
+
+def span(seconds: float) -> str:
+    """`1h5m`, `9m18s`, `4.5s`."""
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "m"), (rest, "s"))
+    return "".join(f"{number}{unit}" for number, unit in parts if number)
