@@ -109,6 +109,7 @@ BAD: dict[str, tuple[Callable[[], bytes], str]] = {
     "only failures": (lambda: packed(b'{"t":1,"err":"timeout"}'), "holds no page"),
     "no JSON": (lambda: packed(PAGE, b"{nonsense"), "line 2 is no JSON"),
     "no UTF-8": (lambda: packed(PAGE, b'{"t":2,"text":"\xff"}'), "line 2 is no JSON"),
+    "half a character": (lambda: packed(PAGE, b'{"t":2,"d":{"a":"\\ud800"}}'), "line 2 is no JSON"),
     "nested too deeply": (lambda: packed(b'{"t":' + b"[" * 100_000), "line 1 is no JSON"),
     "another JSON": (lambda: packed(b"[1]"), "holds a line that is no JSON object|line 1 is neither a header"),
     "another format's lines": (lambda: packed(b'{"log":{"version":"1.2"}}'), "line 1 is neither a header nor a scrape"),

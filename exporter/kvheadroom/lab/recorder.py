@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 SCRAPE_SECONDS = 10.0
 """A busy server may take longer than the interval; the scrapes that are due meanwhile are left out."""
+ASK_SECONDS = 10.0
+"""Servers in turn at one address look like restarts at every scrape; they are asked no more often than this."""
 FLUSH_SECONDS = 10.0
 """What a killed recorder loses at most."""
 MAX_PENDING_CHARACTERS = 4 * 1024**2
@@ -124,6 +126,8 @@ class _Recorder:
         self._last_failure = ""
         self._process_start: float | None = None
         self._asking: asyncio.Task[Mapping[str, Any]] | None = None
+        self._ask_from = 0.0
+        """Monotonic seconds."""
         # Counted on from here, so that a clock that is set back puts no line out of order.
         self._started_at, self._started = time.time(), time.monotonic()
         self._flushed = self._reported = self._started
@@ -220,8 +224,12 @@ class _Recorder:
     def _notice_restart(self, page: VllmPage) -> None:
         """After a restart or an outage another release or model may answer."""
         start = page.process_start_time_seconds or 0.0
-        if start != self._process_start and self._asking is None and self._pages > 1:
-            self._asking = asyncio.create_task(self._ask(page))
+        if self._pages > 1 and start != self._process_start:
+            now = time.monotonic()
+            if self._asking is not None or now < self._ask_from:
+                # It is still to be noticed at a later page.
+                return
+            self._asking, self._ask_from = asyncio.create_task(self._ask(page)), now + ASK_SECONDS
         self._process_start = start
 
     async def _ask(self, page: VllmPage) -> Mapping[str, Any]:
@@ -284,15 +292,17 @@ class _Recorder:
             left = span(max(0.0, self._order.duration_seconds - (now - self._started)))
             failed = f"{self._failures} failed" + (f" (last: {self._last_failure})" if self._failures else "")
             self._report(
-                f"{self._pages + self._failures} scrapes, {failed}, {size(self._file.size_bytes)}, {left} left"
+                f"{_plural(self._pages, 'page')}, {failed}, {size(self._file.size_bytes)} written, {left} left"
             )
 
     def _written_text(self) -> str:
         pages, failures = self._written
         if not pages:
             return "nothing was written"
-        failed = f", {failures} more scrapes failed" if failures else ""
-        return f"{pages} pages written{failed}, {size(self._file.size_bytes)} in {self._order.out}"
+        failed = f" ({_plural(failures, 'scrape')} failed)" if failures else ""
+        return (
+            f"{_plural(pages, 'page')} written{failed}; {self._order.out} has {size(self._file.size_bytes)}"
+        )
 
     def _ended(self, why: str) -> Ending:
         sentence = f"{why}; {self._written_text()}"
@@ -302,7 +312,7 @@ class _Recorder:
                 f"; {self._order.out}{NAMES_SUFFIX} tells which word is which name: keep it to yourself"
             )
             if masks.num_lines_left_out:
-                sentence += f"; {masks.num_lines_left_out} lines that are no samples were left out"
+                sentence += f"; {_plural(masks.num_lines_left_out, 'line')} left out as no samples"
         return Ending(complete=True, sentence=sentence)
 
 
@@ -315,6 +325,10 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
     finally:
         task.cancel()
         stopped.cancel()
+
+
+def _plural(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def size(size_bytes: float) -> str:

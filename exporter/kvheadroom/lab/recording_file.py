@@ -106,12 +106,17 @@ class RecordingFile:
     def _open(self, flags: int) -> None:
         try:
             self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise OperatorError(f"--out: {self.path}: {error.strerror}") from error
+        self._is_new = bool(flags & os.O_CREAT)
+        try:
             # Two recorders in one file would tear each other's lines apart.
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OperatorError(f"--out: {self.path} is being written by another recorder") from error
-        except OSError as error:
-            raise OperatorError(f"--out: {self.path}: {error.strerror}") from error
+        except OSError:
+            # A file system without locks, as some networks' are.
+            return
 
     def append(self, lines: list[str], max_bytes: int) -> bool:
         """Write lines as one member; False, and nothing is written, if the file would become too large.
@@ -129,7 +134,6 @@ class RecordingFile:
             return False
         if self._file is None:
             self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
-            self._is_new = True
         # A word must not stand in the recording before it stands there.
         self._write_names()
         assert self._file is not None  # noqa: S101  opened just now
@@ -151,7 +155,7 @@ class RecordingFile:
             os.close(self._file)
             self._file = None
         if self._is_new and not self.size_bytes:
-            for path in (self.path, self._names):
+            for path in (self.path,) if self.masks is None else (self.path, self._names):
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -317,6 +317,9 @@ def unpack(
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         content = json.loads(line.decode("utf-8"))
+        if b"\\u" in line:
+            # Half a character, written as an escape, is no text that could be shown or sent.
+            json.dumps(content, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise RecordingError(f"{where} is no JSON") from error
     if not isinstance(content, dict):
