@@ -420,12 +420,13 @@ async def _serve_until_stopped(
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from kvheadroom.capacity.readings import SourceFailure
+    from kvheadroom.lab.recordings import is_meant_as_recording
     from kvheadroom.outputs.json_report import inspect_report, to_json
     from kvheadroom.outputs.page_report import page_report
     from kvheadroom.sources.vllm_metrics import parse_page
 
     source: str = arguments.page
-    recorded = _is_recording(source)
+    recorded = is_meant_as_recording(source)
     if recorded:
         source, body = _read_instant(source, arguments.at)
     elif arguments.at is not None:
@@ -447,21 +448,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return INCOMPLETE if page.problems else OK
 
 
-def _is_recording(source: str) -> bool:
-    """Whether a file is one, or is meant to be one; what is wrong with it is told when it is read."""
-    if source == "-" or source.startswith(("http://", "https://")):
-        return False
-    try:
-        path = Path(source)
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return source.endswith(".gz") or file.read(2) == b"\x1f\x8b"
-    except (OSError, ValueError):
-        # Reading it as a page tells what is wrong.
-        return False
-
-
 def _read_instant(source: str, at: str | None) -> tuple[str, bytes]:
     """(the recording and the instant in words, the page as it stood then)."""
     from kvheadroom.config import validate_duration
@@ -469,7 +455,7 @@ def _read_instant(source: str, at: str | None) -> tuple[str, bytes]:
 
     offset = None if at is None else _option("--at", validate_duration, at, 0.0, YEAR_SECONDS)
     recording = read_recording(Path(source))
-    entry = recording.entry_at(recording.duration_seconds if offset is None else offset)
+    entry = recording.last if offset is None else recording.entry_at(offset)
     return f"{source} at {entry.taken_at - recording.first_at:.3f} s", entry.page.encode()
 
 

@@ -35,7 +35,7 @@ def recorded(path: Path, *, masked: bool = False) -> bytes:
     if file.masks is not None:
         file.masks.word_for("model", "alice")
     lines = [header(masked=True, server=None) if masked else header(), page(1)]
-    assert file.append(lines, MB)
+    assert file.append(lines, MB) is None
     file.close()
     return path.read_bytes()
 
@@ -47,7 +47,7 @@ def test_a_file_is_continued_and_what_stood_there_is_not_touched(tmp_path: Path)
     assert file.before is not None
     assert (file.before.num_pages, file.size_bytes) == (1, len(before))
     assert path.read_bytes() == before, "nothing is written before there is something to write"
-    assert file.append([header(), page(5)], MB)
+    assert file.append([header(), page(5)], MB) is None
     file.close()
     assert path.read_bytes().startswith(before)
     assert [at for at, _ in read_recording(path).pages()] == [0, 4]
@@ -62,7 +62,7 @@ def test_what_a_killed_recorder_left_unfinished_is_replaced(tmp_path: Path) -> N
             read_recording(path)
         file = opened(path)
         assert (file.dropped_bytes, file.size_bytes) == (left, len(before))
-        assert file.append([page(2)], MB)
+        assert file.append([page(2)], MB) is None
         file.close()
         assert [text for _, text in read_recording(path).pages()] == ["vllm:a 1\n", "vllm:a 2\n"]
 
@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_made_is_told_before_anything_is_asked(tmp_path: P
 def test_two_recorders_cannot_write_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "r.gz"
     first = opened(path)
-    assert first.append([header(), page(1)], MB)
+    assert first.append([header(), page(1)], MB) is None
     with pytest.raises(OperatorError, match="is being written by another recorder"):
         opened(path)
     first.close()
@@ -127,7 +127,7 @@ def test_two_recorders_cannot_write_into_one_file(tmp_path: Path) -> None:
 def test_two_recorders_cannot_make_one_file(tmp_path: Path) -> None:
     path = tmp_path / "r.gz"
     first, second = opened(path), opened(path)
-    assert first.append([header(), page(1)], MB)
+    assert first.append([header(), page(1)], MB) is None
     with pytest.raises(OperatorError, match="File exists"):
         second.append([header(), page(1)], MB)
     second.close()
@@ -140,8 +140,8 @@ def test_the_file_never_grows_above_its_limit(tmp_path: Path) -> None:
     before = recorded(path)
     file = opened(path)
     limit = len(before) + 60
-    assert file.append([page(2)], limit)
-    assert not file.append([page(3)], limit)
+    assert file.append([page(2)], limit) is None
+    assert file.append([page(3)], limit) == "--max-size 0.2 kB is reached"
     file.close()
     assert path.stat().st_size == file.size_bytes <= limit
     assert read_recording(path).num_pages == 2
@@ -149,10 +149,10 @@ def test_the_file_never_grows_above_its_limit(tmp_path: Path) -> None:
 
 def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = opened(tmp_path / "r.gz")
-    assert file.append([header(), page(1)], MB)
+    assert file.append([header(), page(1)], MB) is None
     monkeypatch.setattr("kvheadroom.lab.recording_file.MAX_TEXT_BYTES", file.text_bytes + 40)
-    assert file.append([page(2)], MB)
-    assert not file.append([page(3)], MB)
+    assert file.append([page(2)], MB) is None
+    assert file.append([page(3)], MB) == "it is as long as can be read back"
     file.close()
 
 
@@ -175,7 +175,7 @@ def test_a_write_that_fails_half_way_is_taken_back(
         file.append([page(2)], MB)
     assert path.read_bytes() == before
     monkeypatch.undo()
-    assert file.append([page(2)], MB), "it can go on once there is space"
+    assert file.append([page(2)], MB) is None, "it can go on once there is space"
     file.close()
     assert read_recording(path).num_pages == 2
 

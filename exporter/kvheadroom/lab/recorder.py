@@ -17,7 +17,7 @@ from kvheadroom.capacity.facts import EngineFacts, Origin
 from kvheadroom.capacity.readings import Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ReplicaConfig
 from kvheadroom.lab.page_changes import PageChanges, encode
-from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile
+from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile, size
 from kvheadroom.lab.recordings import FORMAT
 from kvheadroom.replica import Replica
 from kvheadroom.sources.http import open_session
@@ -33,7 +33,6 @@ ASK_SECONDS = 10.0
 FLUSH_SECONDS = 10.0
 """What a killed recorder loses at most."""
 MAX_PENDING_CHARACTERS = 4 * 1024**2
-MB = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,15 +164,13 @@ class _Recorder:
         origin = await _unless(stop, self._ask(first[1]))
         self._take_origin(origin or self._origin_of(first[1], None))
         self._take(self._started_at, first)
-        if not self._flush():
-            raise OperatorError(
-                f"--max-size: {size(self._order.max_bytes)} is too small for one more page of this server"
-            )
+        full = self._flush()
+        if full is not None:
+            raise OperatorError(f"{full}; not one more page of this server fits")
         self._tell(0.0)
 
     async def _go_on(self, stop: asyncio.Event) -> Ending:
         order = self._order
-        full = f"--max-size {size(order.max_bytes)} is reached"
         while await self._next_tick(stop):
             taken_at = self._started_at + time.monotonic() - self._started
             answer = await _unless(stop, self._replica.fetch_whole_page())
@@ -184,12 +181,13 @@ class _Recorder:
                 self._asking = None
             self._take(taken_at, answer)
             due = time.monotonic() - self._flushed >= FLUSH_SECONDS
-            if (due or self._pending_characters > MAX_PENDING_CHARACTERS) and not self._flush():
-                return self._ended(full)
+            if due or self._pending_characters > MAX_PENDING_CHARACTERS:
+                full = self._flush()
+                if full is not None:
+                    return self._ended(full)
             self._tell(order.progress_seconds)
-        if not self._flush():
-            return self._ended(full)
-        return self._ended("ended" if stop.is_set() else f"--duration {span(order.duration_seconds)} is over")
+        over = "ended" if stop.is_set() else f"--duration {span(order.duration_seconds)} is over"
+        return self._ended(self._flush() or over)
 
     async def _next_tick(self, stop: asyncio.Event) -> bool:
         """Wait for the next point of the interval's grid; False where there is none."""
@@ -276,14 +274,15 @@ class _Recorder:
         self._pending.append(line)
         self._pending_characters += len(line)
 
-    def _flush(self) -> bool:
-        """Write what is pending; False if the file would become too large."""
-        if self._pending and not self._file.append(self._pending, self._order.max_bytes):
-            return False
+    def _flush(self) -> str | None:
+        """Write what is pending; where the file would become too large, it is told why."""
+        full = self._file.append(self._pending, self._order.max_bytes) if self._pending else None
+        if full is not None:
+            return full
         self._pending, self._pending_characters = [], 0
         self._flushed = time.monotonic()
         self._written = self._pages, self._failures
-        return True
+        return None
 
     def _tell(self, every_seconds: float) -> None:
         now = time.monotonic()
@@ -329,11 +328,6 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
 
 def _plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def size(size_bytes: float) -> str:
-    """Bytes as MB or kB (powers of ten), as `--max-size` is given."""
-    return f"{size_bytes / MB:.1f} MB" if size_bytes >= MB else f"{size_bytes / 1000:.1f} kB"
 
 
 def span(seconds: float) -> str:

@@ -118,11 +118,8 @@ class RecordingFile:
             # A file system without locks, as some networks' are.
             return
 
-    def append(self, lines: list[str], max_bytes: int) -> bool:
-        """Write lines as one member; False, and nothing is written, if the file would become too large.
-
-        Args:
-            max_bytes: of the file. Unpacked, it stays within what is read back (`MAX_TEXT_BYTES`).
+    def append(self, lines: list[str], max_bytes: int) -> str | None:
+        """Write lines as one member; where the file would become too large, nothing is written, and it is told why.
 
         Raises:
             OSError: the disk does not take it; the file is as it was before.
@@ -130,8 +127,10 @@ class RecordingFile:
         """
         text = "".join(f"{line}\n" for line in lines).encode()
         member = gzip.compress(text, compresslevel=6, mtime=0)
-        if self.size_bytes + len(member) > max_bytes or self.text_bytes + len(text) > MAX_TEXT_BYTES:
-            return False
+        if self.size_bytes + len(member) > max_bytes:
+            return f"--max-size {size(max_bytes)} is reached"
+        if self.text_bytes + len(text) > MAX_TEXT_BYTES:
+            return "it is as long as can be read back"
         if self._file is None:
             self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
         # A word must not stand in the recording before it stands there.
@@ -147,7 +146,7 @@ class RecordingFile:
             raise
         self.size_bytes += len(member)
         self.text_bytes += len(text)
-        return True
+        return None
 
     def close(self) -> None:
         """Close it; a new file in which nothing was written is removed."""
@@ -183,6 +182,11 @@ class RecordingFile:
                 fresh.unlink()
             raise
         self._num_names_written = self._num_names()
+
+
+def size(size_bytes: float) -> str:
+    """Bytes as MB or kB (powers of ten), as `--max-size` is given."""
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"
 
 
 def _write_at(file: int, content: bytes, offset: int) -> None:

@@ -83,7 +83,7 @@ class Recording:
         origin: what its first header says, empty without one.
         last_origin: what its last header says.
         first_at: unix seconds of the first page; offsets count from here.
-        last_at: unix seconds of the last page.
+        last: the last page.
         ends_at: unix seconds of the last entry, a failed scrape perhaps.
         num_pages, num_failures: scrapes that gave a page, and that did not.
         text_bytes: its size when unpacked.
@@ -93,7 +93,7 @@ class Recording:
     origin: Mapping[str, Any]
     last_origin: Mapping[str, Any]
     first_at: float
-    last_at: float
+    last: Entry = field(repr=False)
     ends_at: float
     num_pages: int
     num_failures: int
@@ -102,7 +102,7 @@ class Recording:
     @property
     def duration_seconds(self) -> float:
         """From the first page to the last."""
-        return self.last_at - self.first_at
+        return self.last.taken_at - self.first_at
 
     def pages(self) -> Iterator[tuple[float, str]]:
         """(seconds since the first page, page) of every scrape that gave one."""
@@ -116,7 +116,7 @@ class Recording:
         Raises:
             RecordingError: none was recorded there.
         """
-        if not 0 <= offset_seconds <= max(self.ends_at, self.last_at) - self.first_at:
+        if not 0 <= offset_seconds <= self.ends_at - self.first_at:
             raise RecordingError(
                 f"{self.path}: there is nothing at {offset_seconds:g} s; it lasts {self.duration_seconds:.3f} s"
             )
@@ -135,6 +135,19 @@ class Recording:
         if isinstance(interval, int | float) and offset_seconds - at > GAP_INTERVALS * interval:
             return f"nothing was recorded for some time after {at:.3f} s"
         return None
+
+
+def is_meant_as_recording(name: str) -> bool:
+    """Whether a file is compressed, by its name or content; what is wrong with it is told when it is read."""
+    try:
+        path = Path(name)
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return name.endswith(".gz") or file.read(2) == b"\x1f\x8b"
+    except (OSError, ValueError):
+        # Reading it as a page tells what is wrong.
+        return False
 
 
 class Playback:
@@ -170,24 +183,25 @@ def read_recording(path: Path, *, end_offset: int | None = None) -> Recording:
         RecordingError: naming the file and the line.
     """
     reader = _Reader(path, end_offset)
-    origin: Mapping[str, Any] = {}
-    first_at = last_at = ends_at = 0.0
+    first: Entry | None = None
+    last: Entry | None = None
+    ends_at = 0.0
     num_pages = num_failures = 0
     for entry in reader.entries():
         ends_at = entry.taken_at
         if entry.failure is not None:
             num_failures += 1
             continue
-        if not num_pages:
-            first_at, origin = entry.taken_at, entry.origin
-        last_at = entry.taken_at
+        first, last = first or entry, entry
         num_pages += 1
+    if first is None or last is None:
+        raise RecordingError(f"{path}: holds no page" if reader.text_bytes else f"{path}: is empty")
     return Recording(
         path=path,
-        origin=origin,
+        origin=first.origin,
         last_origin=reader.origin,
-        first_at=first_at,
-        last_at=last_at,
+        first_at=first.taken_at,
+        last=last,
         ends_at=ends_at,
         num_pages=num_pages,
         num_failures=num_failures,
@@ -216,7 +230,6 @@ class _Reader:
     def entries(self) -> Iterator[Entry]:
         whole: str | None = None
         taken_at = 0.0
-        number = 0
         for number, line in enumerate(self._lines(), start=1):
             where = f"{self._path}: line {number}"
             content = _parse(line, where)
@@ -239,8 +252,6 @@ class _Reader:
             if failure is None and whole is None:
                 raise RecordingError(f"{where} tells changes, and no whole page stands before it")
             yield Entry(taken_at, failure, whole or "", changes, self.origin)
-        if whole is None:
-            raise RecordingError(f"{self._path}: holds no page" if number else f"{self._path}: is empty")
 
     def _lines(self) -> Iterator[bytes]:
         """The lines, unpacked."""
