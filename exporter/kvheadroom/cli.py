@@ -426,7 +426,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from kvheadroom.sources.vllm_metrics import parse_page
 
     source: str = arguments.page
-    recorded = is_meant_as_recording(source)
+    recorded = source != "-" and is_meant_as_recording(source)
     if recorded:
         source, body = _read_instant(source, arguments.at)
     elif arguments.at is not None:

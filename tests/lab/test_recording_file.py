@@ -10,7 +10,8 @@ import pytest
 
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile
-from kvheadroom.lab.recordings import CutOffError, read_recording
+from kvheadroom.lab.recording_lines import CutOffError
+from kvheadroom.lab.recordings import read_recording
 from tests.lab.test_recordings import PAGE, packed, write
 
 SERVER = "http://host:8000"

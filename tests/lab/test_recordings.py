@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvheadroom.capacity.readings import VllmPage
-from kvheadroom.lab.recordings import CutOffError, Playback, RecordingError, read_recording
+from kvheadroom.lab.recording_lines import CutOffError, RecordingError
+from kvheadroom.lab.recordings import Playback, read_recording
 from kvheadroom.sources.vllm_metrics import parse_page
 
 SHIPPED = Path(__file__).parents[2] / "exporter" / "kvheadroom" / "recordings" / "chat.jsonl.gz"
@@ -159,7 +160,7 @@ def test_a_bomb_of_good_lines_ends_at_a_limit(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "r.gz"
     path.write_bytes(packed(PAGE) + packed(*[b'{"t":1,"d":{}}'] * 1000))
     assert read_recording(path).num_pages == 1001
-    monkeypatch.setattr("kvheadroom.lab.recordings.MAX_TEXT_BYTES", 10_000)
+    monkeypatch.setattr("kvheadroom.lab.recording_lines.MAX_TEXT_BYTES", 10_000)
     with pytest.raises(RecordingError, match="GiB when unpacked; it is not read"):
         read_recording(path)
 

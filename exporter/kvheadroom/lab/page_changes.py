@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from kvheadroom.lab.recordings import series_of
+from kvheadroom.lab.recording_lines import series_of
 
 WHOLE_EVERY = 60
 """Scrapes from one whole page to the next, at most."""

@@ -6,22 +6,20 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvheadroom import __version__
 from kvheadroom.app import read_api_keys
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.facts import EngineFacts, Origin
+from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.readings import Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ReplicaConfig
 from kvheadroom.lab.page_changes import PageChanges, encode
 from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile, size
-from kvheadroom.lab.recordings import FORMAT
+from kvheadroom.lab.recording_header import header
 from kvheadroom.replica import Replica
 from kvheadroom.sources.http import open_session
-from kvheadroom.sources.kept_lines import KEPT, kept_lines
+from kvheadroom.sources.kept_lines import kept_lines
 from kvheadroom.sources.slow_files import SlowFiles
 
 T = TypeVar("T")
@@ -162,7 +160,7 @@ class _Recorder:
                     f"{file.path}: a killed recorder left {file.dropped_bytes} bytes unfinished; they are replaced"
                 )
         origin = await _unless(stop, self._ask(first[1]))
-        self._take_origin(origin or self._origin_of(first[1], None))
+        self._take_origin(origin or self._header(first[1], None))
         self._take(self._started_at, first)
         full = self._flush()
         if full is not None:
@@ -232,38 +230,16 @@ class _Recorder:
 
     async def _ask(self, page: VllmPage) -> Mapping[str, Any]:
         resolution = await self._replica.resolve(page)
-        return self._origin_of(page, next(iter(resolution.facts.values()), None))
+        return self._header(page, next(iter(resolution.facts.values()), None))
 
-    def _origin_of(self, page: VllmPage, facts: EngineFacts | None) -> Mapping[str, Any]:
-        """The header: what is known of the server, and what was kept of its pages."""
-        order, masks = self._order, self._file.masks
-        version = length = architecture = None
-        if facts is not None:
-            version = None if facts.version is None else facts.version.value
-            told = facts.max_model_len is not None and facts.max_model_len.origin is Origin.SERVER
-            length = facts.max_model_len.value if told and facts.max_model_len is not None else None
-            architecture = None if facts.model is None else facts.model.architecture
-        model = next((engine.model_name for engine in page.engines if engine.model_name), None)
-        if masks is not None:
-            model = None if model is None else masks.word_for("model", model)
-            # A build of one's own may carry a name after the plus sign.
-            version = None if version is None else version.partition("+")[0]
-        kept = KEPT if masks is None else f"{KEPT}, names as words, without HELP"
-        origin = {
-            "format": FORMAT,
-            "what": f"/metrics of a vLLM server, a page every {order.interval_seconds:g} s",
-            "recorded_by": f"kvheadroom {__version__}",
-            "recorded_on": datetime.now(UTC).date().isoformat(),
-            "interval_seconds": order.interval_seconds,
-            "kept": kept,
-            "masked": masks is not None,
-            "server": None if masks is not None else order.replica.url,
-            "vllm_version": version,
-            "architecture": architecture,
-            "model_name": model,
-            "max_model_len": length,
-        }
-        return {key: value for key, value in origin.items() if value is not None}
+    def _header(self, page: VllmPage, facts: EngineFacts | None) -> Mapping[str, Any]:
+        return header(
+            page,
+            facts,
+            server=self._order.replica.url,
+            interval_seconds=self._order.interval_seconds,
+            masks=self._file.masks,
+        )
 
     def _take_origin(self, origin: Mapping[str, Any]) -> None:
         if origin != self._origin:

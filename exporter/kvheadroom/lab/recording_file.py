@@ -16,14 +16,8 @@ from typing import Any
 
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.lab.masking import Masks
-from kvheadroom.lab.recordings import (
-    MAX_TEXT_BYTES,
-    CutOffError,
-    Recording,
-    RecordingError,
-    read_recording,
-    unpack,
-)
+from kvheadroom.lab.recording_lines import MAX_TEXT_BYTES, CutOffError, RecordingError, unpack
+from kvheadroom.lab.recordings import Recording, read_recording
 
 NAMES_SUFFIX = ".names.json"
 """Beside a masked recording: which word stands for which name. It is not part of what is passed on."""

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from kvheadroom.config import Config, validate_config
-from kvheadroom.lab.recordings import Entry, Playback, Recording
+from kvheadroom.lab.recording_lines import Entry
+from kvheadroom.lab.recordings import Playback, Recording
 
 
 def replay_config(url: str, *, shipped: bool) -> Config:
