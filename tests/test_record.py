@@ -288,7 +288,7 @@ def test_a_scrape_that_fails_is_a_gap_with_its_reason_and_no_data(tmp_path: Path
         answers[min(count, len(answers)) - 1](request)
 
     with http_server({"/metrics": metrics, "/v1/models": models("tiny")}) as (url, _):
-        run = record(url, out, "--interval", "100ms", "--duration", "900ms")
+        run = record(url, out, "--interval", "100ms", "--duration", "3s")
     assert run.returncode == 0, run.stderr
     assert "S3CRET" not in gzip.decompress(out.read_bytes()).decode() + run.stderr
     entries = list(read_entries(out))
@@ -298,13 +298,13 @@ def test_a_scrape_that_fails_is_a_gap_with_its_reason_and_no_data(tmp_path: Path
     assert "(3 scrapes failed)" in run.stderr
     # Another model answers after the outage: the header says so from then on.
     assert read_recording(out).last_origin["model_name"] == "other"
+    failed_at = entries[1].taken_at - entries[0].taken_at
     told = subprocess.run(
-        [*COMMAND, "inspect", str(out), "--at", "150ms"], capture_output=True, text=True, check=False
-    )
+        [*COMMAND, "inspect", str(out), "--at", f"{failed_at * 1000 + 1:.0f}ms"],
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
     assert (told.returncode, told.stdout) == (2, "")
-    assert re.search(
-        r"there is no page at 0\.15 s: the scrape at 0\.1\d\d s failed \(unavailable\)", told.stderr
-    )
+    assert f": the scrape at {failed_at:.3f} s failed (unavailable)" in told.stderr
 
 
 @pytest.mark.parametrize(
@@ -588,7 +588,7 @@ def test_progress_is_told_now_and_then_and_on_a_terminal_in_place(tmp_path: Path
         run = record(url, out, "--interval", "100ms", "--duration", "1s")
         lines = run.stderr.splitlines()
         assert len(lines) == 2
-        assert re.fullmatch(r"kvheadroom: 1 page, 0 failed, \d\.\d kB written, (1|0\.\d+)s left", lines[0])
+        assert re.fullmatch(r"kvheadroom: 1 page, 0 failed, \d\.\d kB written, [\d.]+s left", lines[0])
         # `script` gives it a terminal.
         in_terminal = subprocess.run(
             [sys.executable, "-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile
+from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile, WriteError
 from kvheadroom.lab.recording_lines import CutOffError
 from kvheadroom.lab.recordings import read_recording
 from tests.lab.test_recordings import PAGE, packed, write
@@ -172,7 +172,7 @@ def test_a_write_that_fails_half_way_is_taken_back(
         return pwrite(number, content[: len(before) + taken - offset], offset)
 
     monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(WriteError, match="cannot be written: No space left"):
         file.append([page(2)], MB)
     assert path.read_bytes() == before
     monkeypatch.undo()
@@ -194,7 +194,7 @@ def test_a_file_in_which_nothing_could_be_written_is_not_left_behind(
         if file.masks is not None:
             file.masks.word_for("model", "alice")
         monkeypatch.setattr("os.pwrite", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(WriteError, match="cannot be written: No space left"):
             file.append([header(), page(1)], MB)
         monkeypatch.undo()
         file.close()

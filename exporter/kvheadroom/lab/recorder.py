@@ -15,7 +15,7 @@ from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.readings import Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ReplicaConfig
 from kvheadroom.lab.page_changes import PageChanges, encode
-from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile, size
+from kvheadroom.lab.recording_file import NAMES_SUFFIX, RecordingFile, WriteError, size
 from kvheadroom.lab.recording_header import header
 from kvheadroom.replica import Replica
 from kvheadroom.sources.http import open_session
@@ -139,9 +139,8 @@ class _Recorder:
                 return Ending(complete=False, sentence=f"{first.detail}; nothing was written")
             await self._begin(stop, first)
             return await self._go_on(stop)
-        except OSError as error:
-            why = f"{self._order.out} cannot be written: {error.strerror or error}"
-            return Ending(complete=False, sentence=f"{why}; {self._written_text()}")
+        except WriteError as error:
+            return Ending(complete=False, sentence=f"{error}; {self._written_text()}")
         finally:
             if self._asking is not None:
                 self._asking.cancel()

@@ -24,6 +24,10 @@ NAMES_SUFFIX = ".names.json"
 _MAX_NAMES_BYTES = 64 * 1024**2
 
 
+class WriteError(Exception):
+    """The disk does not take it; the message says why."""
+
+
 class RecordingFile:
     """The file of a recording, new or to be continued.
 
@@ -97,26 +101,26 @@ class RecordingFile:
             self._num_names_written = self._num_names()
         return None if server == self._server else "is of another server"
 
-    def _open(self, flags: int) -> None:
+    def _open(self, flags: int) -> int:
         try:
-            self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
+            file = self._file = os.open(self.path, flags | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise OperatorError(f"--out: {self.path}: {error.strerror}") from error
         self._is_new = bool(flags & os.O_CREAT)
+        # Two recorders in one file would tear each other's lines apart. Some networks' file systems have no locks.
         try:
-            # Two recorders in one file would tear each other's lines apart.
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OperatorError(f"--out: {self.path} is being written by another recorder") from error
         except OSError:
-            # A file system without locks, as some networks' are.
-            return
+            pass
+        return file
 
     def append(self, lines: list[str], max_bytes: int) -> str | None:
         """Write lines as one member; where the file would become too large, nothing is written, and it is told why.
 
         Raises:
-            OSError: the disk does not take it; the file is as it was before.
+            WriteError: the disk does not take it; the file is as it was before.
             OperatorError: the file cannot be made.
         """
         text = "".join(f"{line}\n" for line in lines).encode()
@@ -125,19 +129,16 @@ class RecordingFile:
             return f"--max-size {size(max_bytes)} is reached"
         if self.text_bytes + len(text) > MAX_TEXT_BYTES:
             return "it is as long as can be read back"
-        if self._file is None:
-            self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        # A word must not stand in the recording before it stands there.
-        self._write_names()
-        assert self._file is not None  # noqa: S101  opened just now
+        file = self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL) if self._file is None else self._file
         try:
-            _write_at(self._file, member, self.size_bytes)
-            os.fsync(self._file)
-        except OSError:
+            # A word must not stand in the recording before it stands there.
+            self._write_names()
+            _write_at(file, member, self.size_bytes)
+        except OSError as error:
             # Shrinking needs no space. What cannot even be shrunk is told as cut off by whoever reads it.
             with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self.size_bytes)
-            raise
+                os.ftruncate(file, self.size_bytes)
+            raise WriteError(f"{self.path} cannot be written: {error.strerror}") from error
         self.size_bytes += len(member)
         self.text_bytes += len(text)
         return None
@@ -167,7 +168,6 @@ class RecordingFile:
             file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 _write_at(file, content.encode(), 0)
-                os.fsync(file)
             finally:
                 os.close(file)
             fresh.replace(self._names)
@@ -191,6 +191,7 @@ def _write_at(file: int, content: bytes, offset: int) -> None:
         if count == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written += count
+    os.fsync(file)
 
 
 def _read_whole_members(path: Path) -> tuple[Recording, int]:
