@@ -6,12 +6,13 @@ Exit codes: 0 fine; 1 it ran, but something is missing or failed; 2 usage or con
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvheadroom import __version__
 from kvheadroom.capacity.errors import OperatorError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from kvheadroom.capacity.readings import Scrape, SourceFailure
     from kvheadroom.config import Config
 
+T = TypeVar("T")
+
+YEAR_SECONDS = 365 * 86_400.0
 DEFAULT_LISTEN = ":9878"
 DEMO_LISTEN = "127.0.0.1:9878"
 INSPECT_SECONDS = 30.0
@@ -87,6 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_inspect(commands)
     _add_plan(commands)
+    _add_record(commands)
     return parser
 
 
@@ -139,6 +144,12 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         description="Replays a recording of a real vLLM from a small server on loopback and watches it through "
         "the same code as `serve`. Nothing leaves this machine.",
     )
+    demo.add_argument(
+        "--recording",
+        type=Path,
+        metavar="FILE",
+        help="a recording of your own (`kvheadroom record`); default: a vLLM 0.32 that comes with kvheadroom",
+    )
     _add_listen(demo, DEMO_LISTEN)
     demo.set_defaults(run=_demo)
 
@@ -147,11 +158,20 @@ def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     inspect = commands.add_parser(
         "inspect",
         help="read one vLLM /metrics page: one record per engine",
-        description="Reads one vLLM /metrics page, from a file (- for standard input) or a server, and tells "
-        "what it says about the KV cache, one record per engine.",
+        description="Reads one vLLM /metrics page, from a file (- for standard input), a server or a recording, "
+        "and tells what it says about the KV cache, one record per engine.",
         epilog="exit code: 0 all read, 1 with problems, 2 unreadable",
     )
-    inspect.add_argument("page", metavar="PAGE.txt|URL", help="a saved page, or http://host:8000")
+    inspect.add_argument(
+        "page",
+        metavar="PAGE.txt|URL|FILE.jsonl.gz",
+        help="a saved page, http://host:8000, or a recording (`kvheadroom record`)",
+    )
+    inspect.add_argument(
+        "--at",
+        metavar="TIME",
+        help="the instant of a recording, from its first page on, e.g. 81s (default: its last page)",
+    )
     inspect.add_argument("--json", action="store_true", help="JSON on standard output")
     inspect.set_defaults(run=_inspect)
 
@@ -170,6 +190,45 @@ def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     plan.add_argument("--cases", required=True, metavar="FILE", help="JSON lines")
     plan.set_defaults(run=_plan)
+
+
+def _add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    record = commands.add_parser(
+        "record",
+        help="record what a vLLM server says, for replay, backtests and bug reports",
+        description="Scrapes one vLLM server's whole /metrics page at an interval into one file. Kept are vLLM's own\n"
+        "series and process_start_time_seconds, with all histograms: no prompt, no key, no header, no\n"
+        "other program's metrics.",
+        epilog="  kvheadroom record --target http://host:8000 --out night.jsonl.gz --interval 5s --duration 8h\n"
+        "  kvheadroom inspect night.jsonl.gz --at 81s\n"
+        "  kvheadroom demo --recording night.jsonl.gz\n\n"
+        "A file of the same server and interval is continued, another one is refused; nothing is overwritten.\n"
+        "Ctrl-C ends it with the file whole; a killed recorder loses the last 10 s. A scrape that fails is kept\n"
+        "as a gap with its reason. With --mask nobody learns models, adapters, paths and addresses from the file;\n"
+        "FILE.jsonl.gz.names.json tells you which word is which name, and is not for others.\n"
+        "The format: docs/recordings.md.\n\n"
+        "exit code: 0 recorded, 1 the server did not answer or the disk is full, 2 usage, config or another file",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    record.add_argument("--target", metavar="URL", help="a vLLM server, e.g. http://host:8000")
+    record.add_argument("--config", type=Path, metavar="FILE", help="YAML config, instead of --target")
+    record.add_argument("--replica", metavar="NAME", help="which replica of the config")
+    record.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE.jsonl.gz",
+        help="the recording, new or to be continued",
+    )
+    record.add_argument("--interval", default="1s", metavar="TIME", help="between scrapes (default 1s)")
+    record.add_argument("--duration", default="10m", metavar="TIME", help="how long (default 10m)")
+    record.add_argument(
+        "--max-size", default="200MB", metavar="SIZE", help="end before the file is larger (default 200MB)"
+    )
+    record.add_argument(
+        "--mask", action="store_true", help="words in place of names: model-1, adapter-1, path-1"
+    )
+    record.set_defaults(run=_record)
 
 
 def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
@@ -247,35 +306,73 @@ def _config(path: Path | None, targets: list[str]) -> "Config":
 def _demo(arguments: argparse.Namespace) -> int:
     from importlib import resources
 
-    from kvheadroom.config import validate_config
     from kvheadroom.lab.recordings import read_recording
-    from kvheadroom.lab.replay_server import replay
+    from kvheadroom.lab.replay_server import replay, replay_config, replay_notice
     from kvheadroom.outputs.server import parse_listen_address
 
     if parse_listen_address(arguments.listen).host not in ("127.0.0.1", "::1", "localhost"):
         raise OperatorError("--web.listen-address: the demo stays on this machine; use 127.0.0.1:PORT")
 
     async def run() -> None:
-        async with replay(recording, model_folder=str(folder / "tiny-llama")) as url:
-            config = validate_config(
-                {
-                    "scrape_interval": "1s",
-                    "session_tokens": [1024],
-                    "replicas": [{"url": url, "name": "replay", "gpu": "CPU"}],
-                },
-                "demo",
-            )
+        async with replay(recording, model_folder=model_folder) as url:
+            config = replay_config(url, shipped=own is None)
             await _serve_until_stopped(config, arguments.listen, notice=notice, with_gpus=False)
 
+    own: Path | None = arguments.recording
     with resources.as_file(resources.files("kvheadroom") / "recordings") as folder:
-        recording = read_recording(folder / "chat.jsonl.gz")
-        origin = recording.origin
-        notice = (
-            f"This is a replay of a recording, not a live server: vLLM {origin['vllm_version']} on a CPU, "
-            f"recorded on {origin['recorded_on']}, {recording.duration_seconds:.0f} s over and over."
-        )
+        recording = read_recording(folder / "chat.jsonl.gz" if own is None else own)
+        model_folder = str(folder / "tiny-llama") if own is None else None
+        notice = replay_notice(recording, shipped=own is None)
         _run_loop(run)
     return OK
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    import asyncio
+
+    from kvheadroom.config import validate_duration, validate_size
+    from kvheadroom.lab.recorder import Order, record
+
+    if arguments.target is not None and (arguments.config is not None or arguments.replica is not None):
+        raise OperatorError("--target: give either --target URL or --config FILE with --replica NAME")
+    config = _config(arguments.config, [] if arguments.target is None else [arguments.target])
+    names = [replica.replica for replica in config.replicas]
+    name = arguments.replica if arguments.replica is not None or len(names) > 1 else names[0]
+    if name not in names:
+        raise OperatorError(f"--replica: one server is recorded; name it: {', '.join(names[:20])}")
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    order = Order(
+        config=config,
+        replica=config.replicas[names.index(name)],
+        out=arguments.out,
+        interval_seconds=_option("--interval", validate_duration, arguments.interval, 0.1, 3600.0),
+        duration_seconds=_option("--duration", validate_duration, arguments.duration, 0.1, YEAR_SECONDS),
+        max_bytes=_option("--max-size", validate_size, arguments.max_size),
+        mask=arguments.mask,
+        progress_seconds=0.5 if on_terminal else 10.0,
+    )
+
+    def report(text: str, *, end: str = "\r" if on_terminal else "\n") -> None:
+        # A terminal that has gone away ends no recording.
+        with contextlib.suppress(OSError, ValueError):
+            print(
+                f"kvheadroom: {text}" + ("\x1b[K" if on_terminal else ""),
+                end=end,
+                file=sys.stderr,
+                flush=True,
+            )
+
+    ending = asyncio.run(record(order, report))
+    report(ending.sentence, end="\n")
+    return OK if ending.complete else INCOMPLETE
+
+
+def _option(name: str, validate: "Callable[..., T]", *values: Any) -> "T":
+    """The value of an option; a fault names it."""
+    try:
+        return validate(*values)
+    except OperatorError as error:
+        raise OperatorError(f"{name}: {error}") from error
 
 
 def _run_loop(start: "Callable[[], Coroutine[Any, Any, None]]") -> None:
@@ -323,22 +420,43 @@ async def _serve_until_stopped(
 
 def _inspect(arguments: argparse.Namespace) -> int:
     from kvheadroom.capacity.readings import SourceFailure
+    from kvheadroom.lab.recordings import is_meant_as_recording
     from kvheadroom.outputs.json_report import inspect_report, to_json
     from kvheadroom.outputs.page_report import page_report
     from kvheadroom.sources.vllm_metrics import parse_page
 
     source: str = arguments.page
-    page = parse_page(_read_page(source))
+    recorded = source != "-" and is_meant_as_recording(source)
+    if recorded:
+        source, body = _read_instant(source, arguments.at)
+    elif arguments.at is not None:
+        raise OperatorError(f"--at: {source[:200]} is no recording, and has no instants")
+    else:
+        body = _read_page(source)
+    page = parse_page(body)
     if isinstance(page, SourceFailure):
         raise OperatorError(f"{source}: {page.detail}")
     if arguments.json:
         print(to_json(inspect_report(source, page), indent=2))
     else:
+        if recorded:
+            print(source)
         for row in page_report(page):
             print(row)
     for problem in page.problems:
         print(f"kvheadroom: {source}: {problem.reason}: {problem.detail}", file=sys.stderr)
     return INCOMPLETE if page.problems else OK
+
+
+def _read_instant(source: str, at: str | None) -> tuple[str, bytes]:
+    """(the recording and the instant in words, the page as it stood then)."""
+    from kvheadroom.config import validate_duration
+    from kvheadroom.lab.recordings import read_recording
+
+    offset = None if at is None else _option("--at", validate_duration, at, 0.0, YEAR_SECONDS)
+    recording = read_recording(Path(source))
+    entry = recording.last if offset is None else recording.entry_at(offset)
+    return f"{source} at {entry.taken_at - recording.first_at:.3f} s", entry.page.encode()
 
 
 def _read_page(source: str) -> bytes:

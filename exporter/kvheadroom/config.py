@@ -31,6 +31,8 @@ _NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: ht
 _HOST = re.compile(r"[0-9a-zA-Z_-]+(\.[0-9a-zA-Z_-]+)*\.?|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%[0-9a-zA-Z]+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB|KiB|MiB|GiB)")
+_SIZE_BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 def _duration(value: object) -> float:
@@ -250,6 +252,35 @@ def validate_address(value: str) -> str:
         return _base_url(value)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def validate_duration(value: str, least_seconds: float, most_seconds: float) -> float:
+    """Seconds of a duration with its unit.
+
+    Raises:
+        ConfigError: with what is allowed.
+    """
+    try:
+        seconds = _duration(value)
+    except ValueError as error:
+        raise ConfigError(str(error)[:200]) from error
+    if not least_seconds <= seconds <= most_seconds:
+        raise ConfigError(f"{value[:40]!r} must be from {least_seconds:g}s to {most_seconds:g}s")
+    return seconds
+
+
+def validate_size(value: str) -> int:
+    """Bytes of a size with its unit: MB is 10^6, MiB is 2^20.
+
+    Raises:
+        ConfigError: with what is allowed.
+    """
+    match = _SIZE.fullmatch(value.strip())
+    if match is None or len(value) > 40:
+        raise ConfigError(
+            f"{value[:40]!r} is no size; write a number with its unit, e.g. 200MB ({', '.join(_SIZE_BYTES)})"
+        )
+    return int(float(match[1]) * _SIZE_BYTES[match[2]])
 
 
 def validate_config(content: dict[Any, Any], where: str) -> Config:

@@ -51,10 +51,16 @@ class Replica:
 
     async def fetch_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
         """Scrape `/metrics` and read it."""
-        answer = await self._pages.fetch()
-        if isinstance(answer, SourceFailure):
-            return await self._what_answered(answer)
-        return answer
+        return await self._explained(await self._pages.fetch())
+
+    async def fetch_whole_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
+        """Scrape all of `/metrics` and read it; for a recording, which keeps more than the wanted samples."""
+        return await self._explained(await self._pages.fetch_whole())
+
+    async def _explained(
+        self, answer: tuple[Scrape, VllmPage] | SourceFailure
+    ) -> tuple[Scrape, VllmPage] | SourceFailure:
+        return await self._what_answered(answer) if isinstance(answer, SourceFailure) else answer
 
     async def _what_answered(self, failure: SourceFailure) -> SourceFailure:
         """A page without vLLM's metrics: another program, or a vLLM that was told to give none."""

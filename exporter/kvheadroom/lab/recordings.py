@@ -1,91 +1,157 @@
-"""Recorded `/metrics` pages of a real vLLM, one JSON object a line, gzip-compressed.
+"""Recorded `/metrics` pages of a vLLM server, read back: docs/recordings.md describes the format.
 
-A line holds `t` (unix seconds) and either `text`, a whole page, or `d`, the series that changed against
-the last whole page: {series as it stands on the page: value}. An optional first line `{"origin": {...}}`
-says where the recording comes from.
+A recording is read line by line and never held as a whole, so that its length costs time but no memory.
 """
 
-import gzip
-import json
-from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvheadroom.lab.recording_lines import Entry, Reader, RecordingError
 
-class RecordingError(Exception):
-    """The file is no recording; the message says what is wrong with it."""
+GAP_INTERVALS = 3
+"""A page is the server's last word for as many intervals; after that nothing was recorded."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A recording in memory.
+    """A recording that was read from end to end and is in order.
 
     Attributes:
-        origin: where it comes from, as its first line says; empty if it does not say.
-        offsets: seconds since the first page, rising.
-        full_page_index: for each instant the index of the whole page that it builds on.
+        origin: what its first header says, empty without one.
+        last_origin: what its last header says.
+        first_at: unix seconds of the first page; offsets count from here.
+        last: the last page.
+        ends_at: unix seconds of the last entry, a failed scrape perhaps.
+        num_pages, num_failures: scrapes that gave a page, and that did not.
+        text_bytes: its size when unpacked.
     """
 
-    origin: dict[str, Any]
-    offsets: tuple[float, ...]
-    pages: tuple[str, ...]
-    full_page_index: tuple[int, ...]
-    changes: tuple[dict[str, str], ...]
+    path: Path
+    origin: Mapping[str, Any]
+    last_origin: Mapping[str, Any]
+    first_at: float
+    last: Entry = field(repr=False)
+    ends_at: float
+    num_pages: int
+    num_failures: int
+    text_bytes: int
 
     @property
     def duration_seconds(self) -> float:
         """From the first page to the last."""
-        return self.offsets[-1]
+        return self.last.taken_at - self.first_at
 
-    def page_at(self, offset_seconds: float) -> str:
-        """The page as it stood `offset_seconds` after the first one."""
-        index = max(0, bisect_right(self.offsets, offset_seconds) - 1)
-        page, changed = self.pages[self.full_page_index[index]], self.changes[index]
-        if not changed:
-            return page
-        left = dict(changed)
-        lines = []
-        for line in page.split("\n"):
-            series = line.rpartition(" ")[0]
-            value = None if line.startswith("#") else left.pop(series, None)
-            lines.append(line if value is None else f"{series} {value}")
-        new = [f"{series} {value}" for series, value in left.items()]
-        # New series go before the final newline, so that the page stays well formed.
-        return "\n".join(lines[:-1] + new + lines[-1:])
+    def pages(self) -> Iterator[tuple[float, str]]:
+        """(seconds since the first page, page) of every scrape that gave one."""
+        for entry in read_entries(self.path):
+            if entry.failure is None:
+                yield entry.taken_at - self.first_at, entry.page
+
+    def entry_at(self, offset_seconds: float) -> Entry:
+        """The page that was the server's last word `offset_seconds` after the first page.
+
+        Raises:
+            RecordingError: none was recorded there.
+        """
+        if not 0 <= offset_seconds <= self.ends_at - self.first_at:
+            raise RecordingError(
+                f"{self.path}: there is nothing at {offset_seconds:g} s; it lasts {self.duration_seconds:.3f} s"
+            )
+        entry = Playback(self).entry_at(offset_seconds)
+        gap = self.gap_at(entry, offset_seconds)
+        if gap is not None:
+            raise RecordingError(f"{self.path}: there is no page at {offset_seconds:g} s: {gap}")
+        return entry
+
+    def gap_at(self, entry: Entry, offset_seconds: float) -> str | None:
+        """Why `entry`, the last before that instant, tells nothing about it; None where it does."""
+        at = entry.taken_at - self.first_at
+        if entry.failure is not None:
+            return f"the scrape at {at:.3f} s failed ({entry.failure})"
+        interval = entry.origin.get("interval_seconds")
+        if isinstance(interval, int | float) and offset_seconds - at > GAP_INTERVALS * interval:
+            return f"nothing was recorded for some time after {at:.3f} s"
+        return None
 
 
-def read_recording(path: Path) -> Recording:
-    """Read a whole recording.
+def is_meant_as_recording(name: str) -> bool:
+    """Whether a file is compressed, by its name or content; what is wrong with it is told when it is read."""
+    try:
+        path = Path(name)
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return name.endswith(".gz") or file.read(2) == b"\x1f\x8b"
+    except (OSError, ValueError):
+        # Reading it as a page tells what is wrong.
+        return False
+
+
+class Playback:
+    """A recording played forward; asked for an earlier instant, it starts anew."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._start()
+
+    def _start(self) -> None:
+        self._entries = read_entries(self._recording.path)
+        # A recording may begin with scrapes that failed; it counts from its first page.
+        self._current = next(entry for entry in self._entries if entry.failure is None)
+        self._next = next(self._entries, None)
+
+    def entry_at(self, offset_seconds: float) -> Entry:
+        """The last entry at or before that instant, counted from the first page."""
+        first_at = self._recording.first_at
+        if offset_seconds < self._current.taken_at - first_at:
+            self._start()
+        while self._next is not None and self._next.taken_at - first_at <= offset_seconds:
+            self._current, self._next = self._next, next(self._entries, None)
+        return self._current
+
+
+def read_recording(path: Path, *, end_offset: int | None = None) -> Recording:
+    """Read a recording from end to end, and keep what it amounts to.
+
+    Args:
+        end_offset: read only so many bytes of the file.
 
     Raises:
         RecordingError: naming the file and the line.
     """
-    origin: dict[str, Any] = {}
-    offsets: list[float] = []
-    pages: list[str] = []
-    full: list[int] = []
-    changes: list[dict[str, str]] = []
-    first: float | None = None
-    number = 0
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                number += 1
-                entry = json.loads(line)
-                if "origin" in entry:
-                    origin = entry["origin"]
-                elif "text" in entry or "d" in entry:
-                    first = entry["t"] if first is None else first
-                    if "text" in entry:
-                        pages.append(entry["text"])
-                    offsets.append(entry["t"] - first)
-                    full.append(len(pages) - 1)
-                    changes.append(entry.get("d", {}))
-    except OSError as error:
-        raise RecordingError(f"{path}: cannot be read ({error})") from error
-    except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise RecordingError(f"{path}: line {number} is no entry of a recording ({error!r})") from error
-    if not pages or full[0] < 0 or offsets != sorted(offsets):
-        raise RecordingError(f"{path}: holds no page, or its times do not rise")
-    return Recording(origin, tuple(offsets), tuple(pages), tuple(full), tuple(changes))
+    reader = Reader(path, end_offset)
+    first: Entry | None = None
+    last: Entry | None = None
+    ends_at = 0.0
+    num_pages = num_failures = 0
+    for entry in reader.entries():
+        ends_at = entry.taken_at
+        if entry.failure is not None:
+            num_failures += 1
+            continue
+        first, last = first or entry, entry
+        num_pages += 1
+    if first is None or last is None:
+        raise RecordingError(f"{path}: holds no page" if reader.text_bytes else f"{path}: is empty")
+    return Recording(
+        path=path,
+        origin=first.origin,
+        last_origin=reader.origin,
+        first_at=first.taken_at,
+        last=last,
+        ends_at=ends_at,
+        num_pages=num_pages,
+        num_failures=num_failures,
+        text_bytes=reader.text_bytes,
+    )
+
+
+def read_entries(path: Path) -> Iterator[Entry]:
+    """Every scrape of a recording, in order.
+
+    Raises:
+        RecordingError: naming the file and the line.
+    """
+    return Reader(path).entries()

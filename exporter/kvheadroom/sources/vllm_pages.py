@@ -64,6 +64,10 @@ class VllmPages:
             self._process_start = start
         return answer
 
+    async def fetch_whole(self) -> tuple[Scrape, VllmPage] | SourceFailure:
+        """Scrape and read the whole page, with everything that vLLM tells."""
+        return await self._get(WHOLE_PAGE, time.monotonic() + self._timeout_seconds)
+
     def _forget(self) -> None:
         self._whole, self._refused, self._process_start = None, False, None
 
