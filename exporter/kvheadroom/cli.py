@@ -157,18 +157,16 @@ def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from kvheadroom.plan_arguments import DESCRIPTION, EXAMPLES, add_plan_arguments
+
     plan = commands.add_parser(
         "plan",
         help="plan KV pools from model configs and flags, without a server",
-        description="Plans the KV pool that vLLM would make, from config.json, flags, GPU and bytes alone.",
-        epilog="Each line of FILE is a JSON object with id, config (a parsed config.json), flags (vLLM's names), gpu,\n"
-        "vllm_version, available_bytes (per GPU; a list for pipeline stages) and optionally lengths: [tokens].\n"
-        "Each answer is a JSON line on standard output: planned, refused (vLLM would not start), or unknown\n"
-        "with the reason.\n\n"
-        "exit code: 0 every line answered, 1 some are unknown, 2 the file cannot be read",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    plan.add_argument("--cases", type=Path, required=True, metavar="FILE", help="JSON lines")
+    add_plan_arguments(plan)
     plan.set_defaults(run=_plan)
 
 
@@ -380,6 +378,32 @@ def _get(url: str) -> bytes:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    if (arguments.model is None) == (arguments.cases is None):
+        raise OperatorError("plan: say either MODEL or --cases FILE; `kvheadroom plan --help` has examples")
+    return _plan_model(arguments) if arguments.cases is None else _plan_cases(arguments)
+
+
+def _plan_model(arguments: argparse.Namespace) -> int:
+    from kvheadroom.outputs.plan_json import plan_json
+    from kvheadroom.outputs.plan_report import is_answered, plan_report
+    from kvheadroom.plan_arguments import read_plan_options
+    from kvheadroom.planner import ModelUnavailableError, make_plans
+
+    options = read_plan_options(arguments)
+    try:
+        models = make_plans(options, os.environ, Path.home())
+    except ModelUnavailableError as reason:
+        print(f"kvheadroom: {reason}", file=sys.stderr)
+        return INCOMPLETE
+    if arguments.json:
+        print(plan_json(models, by_sum=options.by_sum))
+    else:
+        for line in plan_report(models, by_sum=options.by_sum, explain=arguments.explain):
+            print(line)
+    return OK if is_answered(models, by_sum=options.by_sum) else INCOMPLETE
+
+
+def _plan_cases(arguments: argparse.Namespace) -> int:
     import json
 
     from kvheadroom.capacity.cases import plan_case

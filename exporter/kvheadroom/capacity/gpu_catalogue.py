@@ -45,6 +45,7 @@ class Gpu:
     cuda_total_bytes: int | None = None
     source: str = ""
     batch: BatchDefaults = SMALL
+    marketed_gb: float | None = None
 
 
 def _printed(capability: tuple[int, int], gib: float, batch: BatchDefaults) -> Gpu:
@@ -61,7 +62,9 @@ GPUS: Mapping[str, Gpu] = {
     "L40S": Gpu((8, 9)),
     "H100": _printed((9, 0), 79.19, LARGE),
     "H200": _printed((9, 0), 139.81, LARGE),
-    "B200": Gpu((10, 0), 182_642 * MIB, "CUDA total 182,642 MiB, seen on a public B200 run of vLLM", LARGEST),
+    "B200": Gpu(
+        (10, 0), 182_642 * MIB, "CUDA total 182,642 MiB, seen on a public B200 run of vLLM", LARGEST, 180
+    ),
     "B300": Gpu((10, 3), batch=LARGEST),
     "RTXPRO6000": Gpu((12, 0), batch=LARGE),
 }

@@ -2,6 +2,7 @@
 
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,26 @@ MAX_INDEX_BYTES = 256 * 1024**2
 
 def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | SourceFailure:
     """Read a model's folder; blocking."""
-    config = _read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
+    config = read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
     if isinstance(config, SourceFailure):
         return _explained(Path(folder), config)
-    index = _read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
+    index = read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
     total = None
     if not isinstance(index, SourceFailure):
-        metadata = index.get("metadata")
-        size = metadata.get("total_size") if isinstance(metadata, dict) else None
-        # Some converters write the size as a float.
-        if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < LARGEST_BYTES:
-            total = int(size)
+        total = total_size(index)
     elif index.reason is not FailureReason.NOT_FOUND:
         return index
     return ModelFiles(folder=folder, config=config, weights_bytes=total, assumed_because=assumed_because)
+
+
+def total_size(index: Mapping[str, Any]) -> int | None:
+    """`metadata.total_size` of a safetensors index, None where it tells none."""
+    metadata = index.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    # Some converters write the size as a float.
+    if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < LARGEST_BYTES:
+        return int(size)
+    return None
 
 
 class ModelFilesReader:
@@ -73,7 +80,9 @@ def _explained(folder: Path, failure: SourceFailure) -> SourceFailure:
     return SourceFailure(SOURCE, FailureReason.BAD_ANSWER, detail)
 
 
-def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | SourceFailure:
+def read_json(path: Path, max_bytes: int) -> dict[str, Any] | SourceFailure:
+    """One file that holds a JSON object; blocking."""
+
     def failed(reason: FailureReason, detail: str) -> SourceFailure:
         return SourceFailure(SOURCE, reason, f"{path}: {detail}")
 

@@ -1,0 +1,245 @@
+"""One way to start a model on GPUs -> what vLLM would make of it, and how much a fleet of it holds.
+
+The steps are those of every prediction: facts, layout, budget, pool. New are the units of a planner: sessions of N
+tokens, engines of a replica, replicas on so many GPUs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
+from kvheadroom.capacity.memory import PoolBudget, plan_budget
+from kvheadroom.capacity.prediction import PredictedPool, plan_pool
+from kvheadroom.capacity.readings import EchoedFlags
+
+AUTO_LENGTH = -1
+"""`--max-model-len auto`: vLLM takes the longest length that starts."""
+
+
+class Outcome(StrEnum):
+    """What becomes of a start. A closed list."""
+
+    STARTS = "starts"
+    TOO_LONG = "max_model_len does not fit"
+    NO_ROOM = "no room for the KV cache"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What is to be started.
+
+    Attributes:
+        operator: flags by vLLM's names, with data_parallel_size; the GPU; weights and overhead where they are said.
+        version: vLLM's release, None: the newest that is known, and marked so.
+        session_tokens: lengths to count sessions of; empty: the usual one, at most max_model_len.
+        gpus: GPUs of the whole fleet, None: one replica.
+    """
+
+    model_files: ModelFiles
+    operator: OperatorFacts
+    version: str | None = None
+    session_tokens: tuple[int, ...] = ()
+    gpus: int | None = None
+
+    def with_flags(self, changes: Mapping[str, Any]) -> "PlanRequest":
+        """The same with other flags; None takes a flag away."""
+        flags = {**self.operator.flags, **changes}
+        flags = {name: value for name, value in flags.items() if value is not None}
+        return replace(self, operator=replace(self.operator, flags=flags))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFit:
+    """How many sessions of one length an engine holds.
+
+    Attributes:
+        blocks: blocks of one session, over all groups of layers.
+        sessions: num_blocks / blocks, as vLLM counts its "maximum concurrency".
+        whole_sessions: sessions that really fit at once, the null block set aside.
+    """
+
+    session_tokens: int
+    blocks: int
+    sessions: float
+    whole_sessions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Replicas on the GPUs that there are.
+
+    Attributes:
+        gpus_per_replica: TP x PP x PCP x DP (vLLM 0.33.0 `config/parallel.py`, world_size_across_dp).
+        engines: engines of one replica, one for each data-parallel rank.
+        replica_tokens: pool tokens of one replica, None where there is no pool.
+        tokens: pool tokens of all replicas.
+    """
+
+    gpus: int
+    gpus_per_replica: int
+    engines: int
+    replicas: int
+    idle_gpus: int
+    replica_tokens: int | None
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentPlan:
+    """One start, with every number that led to its outcome.
+
+    Attributes:
+        outcome: what vLLM does at the max_model_len that was asked for.
+        reason: why not, one or more sentences; empty where it starts.
+        layout, budget, pool: as far as they could be made.
+        fits: one for each session length that max_model_len admits.
+    """
+
+    request: PlanRequest
+    facts: EngineFacts
+    outcome: Outcome
+    reason: str
+    layout: KvLayout | None = None
+    budget: PoolBudget | None = None
+    pool: PredictedPool | None = None
+    fits: tuple[SessionFit, ...] = ()
+    fleet: Fleet
+
+    @property
+    def data_parallel(self) -> int:
+        """Engines of one replica."""
+        return self.fleet.engines
+
+    @property
+    def weights_bytes(self) -> int | None:
+        """Weights of one GPU, the stage with the most; None where the pool does not depend on them."""
+        if self.budget is None:
+            return None
+        return next((-term.bytes for term in self.budget.terms if term.term == "weights"), None)
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """Bytes for KV blocks of one GPU, the stage with the least; None without a budget."""
+        if self.budget is None or self.layout is None:
+            return None
+        return min(available_bytes(self.budget, self.layout))
+
+
+USUAL_SESSION_TOKENS = 262_144
+
+
+def plan_deployment(request: PlanRequest) -> DeploymentPlan:
+    """What vLLM would make of this start."""
+    flags = dict(request.operator.flags)
+    engines = flags.get("data_parallel_size", 1)
+    fit_length = flags.get("max_model_len") == AUTO_LENGTH
+    if fit_length:
+        del flags["max_model_len"]
+    facts = resolve_facts(
+        operator=replace(request.operator, flags=flags),
+        answers=ServerAnswers(version=request.version),
+        echoed=EchoedFlags(),
+        model_files=request.model_files,
+    )
+    layout = plan_layout(facts)
+    planned = layout if isinstance(layout, KvLayout) else None
+    budget = plan_budget(facts)
+    made = budget if isinstance(budget, PoolBudget) else None
+
+    def ends(outcome: Outcome, reason: str = "", pool: PredictedPool | None = None) -> DeploymentPlan:
+        return DeploymentPlan(
+            request=request,
+            facts=facts,
+            outcome=outcome,
+            reason=reason,
+            layout=planned,
+            budget=made,
+            pool=pool,
+            fits=() if planned is None or pool is None else _fits(request, planned, pool),
+            fleet=_fleet(request, facts, engines, pool),
+        )
+
+    if facts.obstacles:
+        return ends(Outcome.UNKNOWN, "; ".join(facts.obstacles))
+    if isinstance(layout, Refusal):
+        return ends(Outcome.REFUSED, "; ".join(layout.reasons))
+    longest = None if facts.model is None else facts.model.longest_context
+    length = facts.max_model_len
+    if length is not None and longest is not None and length.value > longest:
+        return ends(
+            Outcome.REFUSED,
+            f"max_model_len ({length.value:,}) is greater than the model's longest context ({longest:,})",
+        )
+    if planned is None:
+        return ends(Outcome.UNKNOWN, layout if isinstance(layout, str) else "the layout is not known")
+    if isinstance(budget, str):
+        return ends(Outcome.NO_ROOM, budget)
+    override = facts.num_gpu_blocks_override
+    pool = plan_pool(
+        planned,
+        None if made is None else available_bytes(made, planned),
+        None if override is None else override.value,
+        None if length is None else length.value,
+        fit_length=fit_length,
+    )
+    if isinstance(pool, str):
+        return ends(Outcome.NO_ROOM, pool)
+    if pool is None or pool.boots is None:
+        return ends(Outcome.UNKNOWN, "; ".join(fact.why for fact in facts.missing), pool)
+    return ends(*_verdict(pool), pool)
+
+
+def available_bytes(budget: PoolBudget, layout: KvLayout) -> tuple[int, ...]:
+    """Bytes per GPU for KV blocks, for each pipeline stage."""
+    return tuple(budget.available_bytes for _ in layout.stage_layers)
+
+
+def _verdict(pool: PredictedPool) -> tuple[Outcome, str]:
+    if pool.boots:
+        return Outcome.STARTS, ""
+    if not pool.longest_bootable:
+        return Outcome.TOO_LONG, "not even one token fits beside the null block"
+    asked, longest = pool.max_model_len, pool.longest_bootable
+    return Outcome.TOO_LONG, f"the pool is smaller than one request of {asked:,} tokens; {longest:,} starts"
+
+
+def _fits(request: PlanRequest, layout: KvLayout, pool: PredictedPool) -> tuple[SessionFit, ...]:
+    longest = pool.max_model_len
+    lengths = request.session_tokens or (min(USUAL_SESSION_TOKENS, longest or USUAL_SESSION_TOKENS),)
+    fits = []
+    for length in lengths:
+        if longest is not None and length > longest:
+            continue
+        blocks = layout.blocks_per_session(length)
+        fits.append(
+            SessionFit(
+                session_tokens=length,
+                blocks=blocks,
+                sessions=pool.num_blocks / blocks,
+                whole_sessions=(pool.num_blocks - 1) // blocks,
+            )
+        )
+    return tuple(fits)
+
+
+def _fleet(request: PlanRequest, facts: EngineFacts, engines: int, pool: PredictedPool | None) -> Fleet:
+    size = facts.parallelism
+    per_replica = size.tensor * size.pipeline * size.prefill_context * engines
+    gpus = per_replica if request.gpus is None else request.gpus
+    replicas = gpus // per_replica
+    tokens = None if pool is None or pool.pool_tokens is None else pool.pool_tokens * engines
+    return Fleet(
+        gpus=gpus,
+        gpus_per_replica=per_replica,
+        engines=engines,
+        replicas=replicas,
+        idle_gpus=gpus - replicas * per_replica,
+        replica_tokens=tokens,
+        tokens=None if tokens is None else tokens * replicas,
+    )
