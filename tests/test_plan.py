@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from kvheadroom.capacity.cases import _FLAG_TYPES, _KNOWN
 from tests.capacity.facts_builder import TINY_LLAMA
+from tests.capacity.truth import BY_ID
 from tests.conftest import TESTS
 from tests.daemon import COMMAND
 
@@ -21,6 +23,12 @@ CASE: dict[str, Any] = {
     "vllm_version": "0.33.0",
     "available_bytes": 4 << 20,
     "lengths": [500],
+}
+
+EAGLE = {
+    "method": "eagle3",
+    "num_speculative_tokens": 3,
+    "draft_config": BY_ID["llama31-8b-eagle3"]["flags"]["speculative_config"]["draft_config"],
 }
 
 
@@ -78,6 +86,9 @@ def test_every_line_is_answered_in_its_place_and_unknown_ends_with_1(tmp_path: P
         {**CASE, "id": "architecture", "config": {**TINY_LLAMA, "architectures": ["Nobody"]}},
         {**CASE, "id": "absurd", "config": {**TINY_LLAMA, "num_hidden_layers": 10**30}},
         {**CASE, "id": "float", "config": {**TINY_LLAMA, "head_dim": 32.5}},
+        {**CASE, "id": "version", "vllm_version": 33},
+        "",
+        "   ",
     ]
     run = plan(cases(tmp_path, CASE, *bad, CASE))
     answers = [json.loads(line) for line in run.stdout.splitlines()]
@@ -101,21 +112,17 @@ def test_every_line_is_answered_in_its_place_and_unknown_ends_with_1(tmp_path: P
         ({"flags": {"pipeline_parallel_size": 5}}, "more than the 4 layers"),
         ({"flags": {"tensor_parallel_size": 4, "decode_context_parallel_size": 3}}, "decode_context_parallel_size=3"),
         ({"available_bytes": 100}, "less than one block"),
-        ({"config": {**TINY_LLAMA, "vocab_size": 100}, "flags": {"tensor_parallel_size": 4}}, None),
-        ({"config": {**TINY_LLAMA, "vocab_size": 150, "hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 6},
-          "flags": {"tensor_parallel_size": 6}}, "vocabulary of 192"),
+        ({"flags": {"max_num_batched_tokens": 64, "max_num_seqs": 65}}, "must not be below max_num_seqs (65)"),
+        ({"flags": {"max_num_seqs": 16384}}, "max_num_batched_tokens (8192) must not be below"),
+        ({"flags": {"max_num_batched_tokens": 3, "speculative_config": EAGLE}}, "above the 3 tokens that are drafted"),
     ],
 )  # fmt: skip
 def test_what_vllm_would_refuse_is_refused_with_its_reason(
-    tmp_path: Path, change: dict[str, Any], word: str | None
+    tmp_path: Path, change: dict[str, Any], word: str
 ) -> None:
     run = plan(cases(tmp_path, {**CASE, **change}))
     answer = json.loads(run.stdout)
     assert run.returncode == 0
-    if word is None or "192" in word:
-        # 192 entries divide by 6; 128 by 4: no refusal
-        assert "refused" not in answer
-        return
     assert answer["refused"] is True
     assert set(answer) == {"id", "refused", "error"}
     assert word in answer["error"]
@@ -146,11 +153,180 @@ def test_lines_nested_as_deeply_as_can_be_read_are_answered(tmp_path: Path) -> N
     assert all(answer["unknown"] for answer in answers)
 
 
-@pytest.mark.parametrize("name", ["absent.jsonl", ""])
-def test_a_file_that_cannot_be_read_ends_with_2(tmp_path: Path, name: str) -> None:
+SIX_HEADS = {**TINY_LLAMA, "hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 6}
+
+
+@pytest.mark.parametrize(("vocab_size", "padded", "refused"), [(150, 192, False), (100, 128, True)])
+def test_a_vocabulary_is_shared_out_padded(
+    tmp_path: Path, vocab_size: int, padded: int, *, refused: bool
+) -> None:
+    config = {**SIX_HEADS, "vocab_size": vocab_size}
+    case = {**CASE, "config": config, "flags": {"tensor_parallel_size": 6}}
+    answer = json.loads(plan(cases(tmp_path, case)).stdout)
+    assert ("refused" in answer) is refused
+    assert (f"the vocabulary of {padded} padded entries" in answer.get("error", "")) is refused
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"max_num_batched_tokens": 64, "max_num_seqs": 64},
+        # not said, it is never more than the tokens of a step
+        {"max_num_batched_tokens": 64},
+        {"max_num_batched_tokens": 4, "speculative_config": EAGLE},
+        # an n-gram draft keeps nothing ahead
+        {"max_num_batched_tokens": 3, "speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    ],
+)
+def test_a_batch_that_is_just_large_enough_is_planned(tmp_path: Path, flags: dict[str, Any]) -> None:
+    answer = json.loads(plan(cases(tmp_path, {**CASE, "flags": flags})).stdout)
+    assert answer.get("num_blocks"), answer
+
+
+JUNK = [
+    True,
+    0,
+    -1.0,
+    -7,
+    1.5,
+    10**30,
+    "",
+    " ",
+    "no such word",
+    [],
+    ["x"],
+    [1],
+    {"a": 1},
+    {"kv_connector": "X"},
+]
+"""What some flags take stands here for the others."""
+FITTING: dict[str, list[Any]] = {
+    **{name: [True] for names, _, wanted in _FLAG_TYPES for name in names if wanted == "true or false"},
+    "attention_backend": ["no such word"],
+    "kv_cache_dtype_skip_layers": [[], ["x"]],
+    "kv_offloading_size": [1.5],
+    "kv_transfer_config": [{"a": 1}],
+}
+
+
+def test_junk_in_any_flag_is_never_planned(tmp_path: Path) -> None:
+    junk = [
+        {**CASE, "id": f"{name}={value!r}", "flags": {name: value}}
+        for name in sorted(_KNOWN)
+        for value in JUNK
+        if not any(
+            value is fits or (value == fits and type(value) is type(fits)) for fits in FITTING.get(name, [])
+        )
+    ]
+    assert len(junk) > 400
+    run = plan(cases(tmp_path, *junk))
+    answers = [json.loads(line) for line in run.stdout.splitlines()]
+    planned = [answer["id"] for answer in answers if "unknown" not in answer and "refused" not in answer]
+    assert len(answers) == len(junk)
+    assert planned == []
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"flags": {"block-size": 32}}, "write it block_size"),
+        ({"flags": {"--block-size": 32}}, "write it block_size"),
+        ({"flags": {"mamba_cache_mode": "all"}}, "'all'; align or none is needed"),
+        ({"flags": {"kv_transfer_config": 5}}, "a section"),
+        ({"gpu": ["H100"]}, "`gpu` is ['H100']; a name of the catalogue"),
+        ({"gpu": None}, "`gpu` is missing"),
+        ({"vllm_version": 0.33}, "`vllm_version` is 0.33"),
+        ({"flags": {"dtype": "float8"}}, "the flag dtype is 'float8'"),
+        ({"config": {**TINY_LLAMA, "dtype": ""}}, "the dtype of config.json is ''"),
+        ({"config": {**TINY_LLAMA, "max_position_embeddings": None}}, "does not say the longest context"),
+        ({"config": {**TINY_LLAMA, "rope_scaling": [1]}}, "rope_scaling is [1], a section is needed"),
+        ({"config": {**TINY_LLAMA, "rope_scaling": {"rope_type": 5}}}, "rope_type of rope_scaling is 5"),
+        ({"config": {**TINY_LLAMA, "rope_scaling": {"rope_type": "linear", "factor": True}}}, "the factor of rope_scaling is True"),
+        ({"flags": {"kv_cache_memory_bytes": 4 << 20}, "available_bytes": "much"}, "`available_bytes` is no number"),
+    ],
+)  # fmt: skip
+def test_the_reason_names_what_is_wrong(tmp_path: Path, change: dict[str, Any], word: str) -> None:
+    answer = json.loads(plan(cases(tmp_path, {**CASE, **change})).stdout)
+    assert word in answer["unknown"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gpu": "h100"},
+        {"flags": {**CASE["flags"], "gpu_memory_utilization": 0.95, "enforce_eager": True}},
+        {"flags": {**CASE["flags"], "mamba_cache_mode": "align", "data_parallel_size": 2}},
+    ],
+)
+def test_what_changes_nothing_changes_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+    answers = [
+        json.loads(line) for line in plan(cases(tmp_path, CASE, {**CASE, **change})).stdout.splitlines()
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_an_assumed_release_is_said_once(tmp_path: Path) -> None:
+    old, none = {**CASE, "vllm_version": "0.19.0"}, {**CASE, "vllm_version": None}
+    run = plan(cases(tmp_path, old, CASE, old, none, none))
+    assert run.returncode == 0
+    assert run.stderr.splitlines() == [
+        "kvheadroom: the rules of vLLM 0.19.0 are not verified; those of 0.32 taken",
+        "kvheadroom: a case without vllm_version: the rules of the newest known release are taken",
+    ]
+
+
+def test_a_line_of_a_gigabyte_is_answered_in_little_memory(tmp_path: Path) -> None:
+    path = cases(tmp_path, CASE)
+    with path.open("r+b") as file:
+        file.seek(0, 2)
+        file.truncate(file.tell() + 2**30)
+        file.seek(0, 2)
+        file.write(b"\n" + json.dumps(CASE).encode())
+    run = subprocess.run(
+        ["bash", "-c", 'ulimit -v 500000; exec "$@"', "-", *COMMAND, "plan", "--cases", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    answers = [json.loads(line) for line in run.stdout.splitlines()]
+    assert (run.returncode, run.stderr) == (1, "")
+    assert answers[0] == answers[2]
+    assert answers[1] == {"id": None, "unknown": "the line is longer than 16 MiB"}
+
+
+@pytest.mark.parametrize("line", [b'{"id": "\xff"}', json.dumps(CASE).encode("utf-16")])
+def test_a_line_that_is_no_utf_8_is_told_so(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_bytes(line + b"\n")
+    assert json.loads(plan(path).stdout.splitlines()[0])["unknown"] == "the line is no UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("absent.jsonl", "No such file or directory"),
+        ("", "Is a directory"),
+        ("loop", "Too many levels of symbolic links"),
+        ("x" * 300, "File name too long"),
+        ("/proc/self/mem", "Input/output error"),
+    ],
+)
+def test_a_file_that_cannot_be_read_ends_with_2(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     run = plan(tmp_path / name)
     assert (run.returncode, run.stdout) == (2, "")
     assert len(run.stderr.splitlines()) == 1
+    assert "--cases: " in run.stderr
+    assert f"cannot be read: {reason}" in run.stderr
+
+
+def test_an_empty_name_of_a_file_is_told_so() -> None:
+    run = subprocess.run(
+        [*COMMAND, "plan", "--cases", ""], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "kvheadroom: --cases: the name of a file is needed\n"
 
 
 DAEMONS_LIBRARIES = {"aiohttp", "jinja2", "prometheus_client", "pydantic", "pynvml", "uvloop", "yaml"}

@@ -9,12 +9,19 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvheadroom import __version__
 from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.plan_arguments import (
+    DESCRIPTION,
+    EXAMPLES,
+    VllmFlagsParser,
+    add_plan_arguments,
+    read_plan_options,
+)
 
 if TYPE_CHECKING:
     from kvheadroom.app import ConfigFile
@@ -81,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Start with `kvheadroom demo` (no vLLM needed), then `kvheadroom serve --target http://host:8000`.",
     )
     parser.add_argument("--version", action="version", version=f"kvheadroom {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=VllmFlagsParser)
     _add_serve(commands)
     _add_check(commands)
     _add_demo(commands)
@@ -90,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     serve = commands.add_parser(
         "serve",
         help="watch vLLM servers and export what they have left",
@@ -120,7 +127,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     serve.set_defaults(run=_serve)
 
 
-def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_check(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     check = commands.add_parser(
         "check",
         help="validate a config, reach every source once, and say what is missing",
@@ -132,7 +139,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     check.set_defaults(run=_check)
 
 
-def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_demo(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     demo = commands.add_parser(
         "demo",
         help="replay a recording of a real vLLM and watch it, with nothing else installed",
@@ -143,7 +150,7 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     demo.set_defaults(run=_demo)
 
 
-def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_inspect(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     inspect = commands.add_parser(
         "inspect",
         help="read one vLLM /metrics page: one record per engine",
@@ -156,9 +163,7 @@ def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     inspect.set_defaults(run=_inspect)
 
 
-def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    from kvheadroom.plan_arguments import DESCRIPTION, EXAMPLES, add_plan_arguments
-
+def _add_plan(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     plan = commands.add_parser(
         "plan",
         help="plan KV pools from model configs and flags, without a server",
@@ -386,7 +391,6 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _plan_model(arguments: argparse.Namespace) -> int:
     from kvheadroom.outputs.plan_json import plan_json
     from kvheadroom.outputs.plan_report import is_answered, plan_report
-    from kvheadroom.plan_arguments import read_plan_options
     from kvheadroom.planner import ModelUnavailableError, make_plans
 
     options = read_plan_options(arguments)
@@ -406,37 +410,60 @@ def _plan_model(arguments: argparse.Namespace) -> int:
 def _plan_cases(arguments: argparse.Namespace) -> int:
     import json
 
-    from kvheadroom.capacity.cases import plan_case
+    from kvheadroom.capacity.cases import assumed_release, plan_case
 
-    path: Path = arguments.cases
     complete = True
-    try:
-        with path.open("rb") as lines:
-            for line in lines:
-                if not line.strip():
-                    continue
-                answer = _plan_line(line, plan_case, json.loads)
-                complete = complete and "unknown" not in answer
-                print(json.dumps(answer, allow_nan=False))
-    except IsADirectoryError as error:
-        raise OperatorError(f"{path}: it is a folder, not a file of cases") from error
-    except FileNotFoundError as error:
-        raise OperatorError(f"{path}: there is no such file") from error
-    except PermissionError as error:
-        raise OperatorError(f"{path}: it may not be read") from error
+    told: set[str] = set()
+    for line in _case_lines(arguments.cases):
+        case, unreadable = _read_case(line)
+        answer = plan_case(case) if case is not None else {"id": None, "unknown": unreadable}
+        if "unknown" in answer:
+            complete = False
+        elif case is not None and (assumed := assumed_release(case)) is not None and assumed not in told:
+            told.add(assumed)
+            print(f"kvheadroom: {assumed}", file=sys.stderr)
+        print(json.dumps(answer, allow_nan=False))
     return OK if complete else INCOMPLETE
 
 
-def _plan_line(
-    line: bytes, plan_case: "Callable[[Any], dict[str, Any]]", read: "Callable[[bytes], Any]"
-) -> dict[str, Any]:
-    """The answer to one line, whatever stands in it."""
-    if len(line) > MAX_CASE_BYTES:
-        return {"id": None, "unknown": f"the line is longer than {MAX_CASE_BYTES // 1024**2} MiB"}
+def _case_lines(name: str) -> "Iterator[bytes]":
+    """The lines of a file, none longer than can be a case; of a longer one its beginning.
+
+    Raises:
+        OperatorError: it cannot be read.
+    """
+    if not name:
+        raise OperatorError("--cases: the name of a file is needed")
     try:
-        case = read(line)
-    except (ValueError, RecursionError):
-        return {"id": None, "unknown": "the line is no JSON"}
+        with Path(name).open("rb") as file:
+            while line := file.readline(MAX_CASE_BYTES + 1):
+                rest = line
+                while rest and not rest.endswith(b"\n"):
+                    rest = file.readline(MAX_CASE_BYTES)
+                yield line
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OperatorError(f"--cases: {name[:200]} cannot be read: {reason}") from error
+
+
+def _read_case(line: bytes) -> "tuple[dict[str, Any] | None, str]":
+    """(the case, empty), or (None, why the line holds none)."""
+    import json
+
+    if len(line) > MAX_CASE_BYTES:
+        return None, f"the line is longer than {MAX_CASE_BYTES // 1024**2} MiB"
+    if not line.strip():
+        return None, "the line is empty"
+    try:
+        case = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return None, "the line is no UTF-8"
+    except json.JSONDecodeError as error:
+        return None, f"the line is no JSON ({error.msg}, character {error.pos + 1})"
+    except RecursionError:
+        return None, "the line is nested too deeply"
+    except ValueError:
+        return None, "the line is no JSON (a number has too many digits)"
     if not isinstance(case, dict):
-        return {"id": None, "unknown": "the line is no JSON object"}
-    return plan_case(case)
+        return None, "the line is no JSON object"
+    return case, ""

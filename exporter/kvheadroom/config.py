@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.gpu_catalogue import ALIASES, CPU, GPUS
+from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name
 
 
 class ConfigError(OperatorError):
@@ -63,14 +63,13 @@ def _base_url(value: str) -> str:
 def _gpu(value: object) -> object:
     if not isinstance(value, str):
         return value
-    names = {name.lower(): name for name in (*GPUS, CPU)}
-    names |= {alias.lower(): name for alias, name in ALIASES.items()}
-    if value.lower() not in names:
+    name = catalogue_name(value)
+    if name is None:
         raise ValueError(
             f"{value!r} is not in the catalogue ({', '.join(GPUS)}, CPU); "
             "for another GPU leave `gpu` out and set `hbm_bytes`"
         )
-    return names[value.lower()]
+    return name
 
 
 def _expanded(value: str) -> str:
@@ -117,7 +116,7 @@ class VllmFlags(_Strict):
     decode_context_parallel_size: PositiveInt | None = None
     prefill_context_parallel_size: PositiveInt | None = None
     enable_expert_parallel: bool | None = None
-    kv_cache_dtype: str | None = None
+    kv_cache_dtype: Annotated[str, Field(min_length=1)] | None = None
     kv_cache_dtype_skip_layers: tuple[str, ...] | None = Field(default=None, strict=False)
     dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = None
     block_size: PositiveInt | None = None
@@ -135,7 +134,7 @@ class VllmFlags(_Strict):
     mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     mamba_block_size: PositiveInt | None = None
     kv_offloading_size: Annotated[float, Field(gt=0, strict=False)] | None = None
-    attention_backend: str | None = None
+    attention_backend: Annotated[str, Field(min_length=1)] | None = None
     kv_transfer_config: dict[str, Any] | None = None
     speculative_config: dict[str, Any] | None = None
     hf_overrides: dict[str, Any] | None = None

@@ -8,17 +8,20 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvheadroom.capacity.deployment import AUTO_LENGTH
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.gpu_catalogue import ALIASES, CPU, GPUS
-from kvheadroom.planner import ModelSource, PlanOptions
+from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name
+
+if TYPE_CHECKING:
+    from kvheadroom.planner import PlanOptions
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])", re.ASCII)
 _LARGEST = 2**53
+AUTO_LENGTH = -1
+"""`--max-model-len auto`, as vLLM writes it down."""
 
 DESCRIPTION = """\
 How many sessions a model holds on so many GPUs, and whether vLLM starts, before any GPU is rented: from the
@@ -133,15 +136,13 @@ def _number(text: str) -> float:
 
 def gpu_name(text: str) -> str:
     """A card of the catalogue, in any case."""
-    names = {name.lower(): name for name in (*GPUS, CPU)} | {
-        alias.lower(): name for alias, name in ALIASES.items()
-    }
-    if text.lower() not in names:
+    name = catalogue_name(text)
+    if name is None:
         raise argparse.ArgumentTypeError(
             f"{text[:60]!r} is not in the catalogue ({', '.join(GPUS)}, CPU); for another card leave --gpu out and say "
             "--hbm-bytes N (torch.cuda.mem_get_info()[1]), or name a card of its generation beside --hbm-bytes"
         )
-    return names[text.lower()]
+    return name
 
 
 def section(text: str) -> dict[str, Any]:
@@ -193,7 +194,7 @@ SWITCHES: tuple[tuple[str, str], ...] = (
 def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     """All arguments of `kvheadroom plan`."""
     plan.add_argument("model", nargs="?", metavar="MODEL", help="folder, config.json, or name on the hub")
-    plan.add_argument("--cases", type=Path, metavar="FILE", help="JSON lines to plan in place of MODEL")
+    plan.add_argument("--cases", metavar="FILE", help="JSON lines to plan in place of MODEL")
     what = plan.add_argument_group("the model and the GPUs")
     weights = what.add_mutually_exclusive_group()
     weights.add_argument(
@@ -259,12 +260,14 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     )
 
 
-def read_plan_options(arguments: argparse.Namespace) -> PlanOptions:
+def read_plan_options(arguments: argparse.Namespace) -> "PlanOptions":
     """The parsed arguments as what was asked.
 
     Raises:
         OperatorError: options that do not go together.
     """
+    from kvheadroom.planner import ModelSource, PlanOptions
+
     given = vars(arguments)
     names = [name for _, name, _, _ in SINGLE] + [name for name, _ in SWITCHES]
     flags = {

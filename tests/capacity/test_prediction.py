@@ -215,7 +215,7 @@ def test_config_json_fields_are_read_as_vllm_reads_them(change: dict[str, Any], 
             {"compression_config": {"kv_cache_scheme": {"num_bits": 8}}},
             "the checkpoint's own KV-cache scheme",
         ),
-        ({"torch_dtype": "float64"}, "a model in float64 is not modelled"),
+        ({"torch_dtype": "float64"}, "the dtype of config.json is 'float64'"),
         # Left-out keys whose default is transformers' own and may change with it
         ({"architectures": ["MistralForCausalLM"]}, "`sliding_window` is left out"),
         ({"architectures": ["Qwen3ForCausalLM"], "head_dim": None}, "`head_dim` is left out"),
@@ -424,3 +424,18 @@ def test_left_out_kv_heads_are_asked_for_where_the_class_has_a_number_of_its_own
     config = {**TINY_LLAMA, "model_type": model_type, "sliding_window": None}
     del config["num_key_value_heads"]
     assert "`num_key_value_heads`" in " ".join(predict(facts(config=config, gpu="H200")).cannot_predict)
+
+
+def test_a_length_that_was_asked_for_is_held_against_the_longest_context_and_a_running_one_is_not() -> None:
+    asked = predict(facts(gpu="H100", max_model_len=None, flags={"max_model_len": 32769}))
+    assert asked.cannot_predict == (
+        "vLLM refuses: max_model_len (32769) is greater than the model's longest context (32768)",
+    )
+    # A server that runs with it has been told to take it (VLLM_ALLOW_LONG_MAX_MODEL_LEN).
+    assert predict(facts(gpu="H100", max_model_len=32769)).layout is not None
+
+
+def test_a_draft_may_be_called_by_the_name_of_its_model() -> None:
+    flags = {"speculative_config": {"method": "deepseek_mtp", "num_speculative_tokens": 1}}
+    named = facts(config={**DEEPSEEK, "num_nextn_predict_layers": 1}, gpu="H200", flags=flags)
+    assert (named.obstacles, named.draft.method, len(named.draft.layers)) == ((), "mtp", 1)

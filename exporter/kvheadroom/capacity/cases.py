@@ -15,19 +15,17 @@ from kvheadroom.capacity.facts import (
     ServerAnswers,
 )
 from kvheadroom.capacity.facts_resolution import resolve_facts
-from kvheadroom.capacity.gpu_catalogue import ALIASES, CPU, GPUS
+from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.release_rules import rules_for
 
-# Flags that leave the KV cache as it is.
-WITHOUT_EFFECT = frozenset(
-    {"data_parallel_size", "enable_expert_parallel", "mamba_cache_mode", "trust_remote_code"}
-)
 _COUNTS = (
     *PARALLEL_FLAGS,
     "block_size",
+    "data_parallel_size",
     "kv_cache_memory_bytes",
     "mamba_block_size",
     "max_num_batched_tokens",
@@ -40,17 +38,11 @@ _SWITCHES = (
     "async_scheduling",
     "disable_hybrid_kv_cache_manager",
     "enable_chunked_prefill",
+    "enable_expert_parallel",
     "enable_prefix_caching",
+    "enforce_eager",
+    "trust_remote_code",
 )
-_OTHERS = (
-    "hf_overrides",
-    "kv_cache_dtype_skip_layers",
-    "kv_offloading_size",
-    "kv_transfer_config",
-    "max_model_len",
-    "speculative_config",
-)
-_KNOWN = frozenset({*_COUNTS, *_TEXTS, *_STATE_DTYPES, *_SWITCHES, *_OTHERS, *WITHOUT_EFFECT})
 _LARGEST = 2**53
 _LONGEST_REASON = 500
 
@@ -73,6 +65,14 @@ def plan_case(case: Mapping[str, Any]) -> dict[str, Any]:
     return identity | answer
 
 
+def assumed_release(case: Mapping[str, Any]) -> str | None:
+    """Why the rules that a case is planned by are an assumption; None where its release is verified."""
+    version = case.get("vllm_version")
+    if version is None:
+        return "a case without vllm_version: the rules of the newest known release are taken"
+    return rules_for(version).assumed_because if isinstance(version, str) else None
+
+
 def _one_line(reason: str) -> str:
     """A reason may repeat words of the case, whatever they hold."""
     line = " ".join(reason.split())
@@ -84,13 +84,15 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
     config, version = case.get("config"), case.get("vllm_version")
     if not isinstance(config, Mapping):
         raise _UnknownCaseError("`config` is no mapping (a parsed config.json)")
+    if version is not None and not isinstance(version, str):
+        raise _UnknownCaseError(f"`vllm_version` is {shown(version)}; a word such as 0.33.0 is needed")
     auto_fit = flags.get("max_model_len") in (-1, "auto")
     if auto_fit:
         del flags["max_model_len"]
     length = flags.get("max_model_len")
     facts = resolve_facts(
         operator=OperatorFacts(flags=flags, gpu=_gpu(case)),
-        answers=ServerAnswers(version=version if isinstance(version, str) else None),
+        answers=ServerAnswers(version=version),
         echoed=EchoedFlags(),
         model_files=ModelFiles(folder="", config=config),
     )
@@ -101,12 +103,9 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
     layout = plan_layout(facts)
     if isinstance(layout, Refusal):
         return {"refused": True, "error": "; ".join(layout.reasons)}
-    longest, usual = facts.model.longest_context, facts.model.usual_context
-    if longest is None or usual is None:
-        raise _UnknownCaseError("config.json does not tell the longest context in a way that is modelled")
-    if length is not None and length > longest:
-        error = f"max_model_len ({length}) is greater than the model's longest context ({longest})"
-        return {"refused": True, "error": error}
+    usual = facts.model.usual_context
+    if usual is None:
+        raise _UnknownCaseError(facts.model.context_unknown)
     if isinstance(layout, str) or layout is None:
         raise _UnknownCaseError(layout or "the layout is not known")
     pool = plan_pool(
@@ -158,7 +157,9 @@ def _flags(given: Any) -> dict[str, Any]:
     flags = {name: value for name, value in given.items() if value is not None}
     unknown = sorted(set(map(str, flags)) - _KNOWN)
     if unknown:
-        raise _UnknownCaseError(f"the flag {unknown[0][:80]} is not known to this version")
+        spelt = unknown[0].lstrip("-").replace("-", "_")
+        hint = f"; write it {spelt}" if spelt in _KNOWN else ""
+        raise _UnknownCaseError(f"the flag {unknown[0][:80]} is not known to this version{hint}")
     for names, is_right, wanted in _FLAG_TYPES:
         for name in names:
             if name in flags and not is_right(flags[name]):
@@ -174,6 +175,14 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
+def _is_length(value: Any) -> bool:
+    return _is_count(value) or value == "auto" or (isinstance(value, int) and value == -1)
+
+
+def _is_connector(value: Any) -> bool:
+    return isinstance(value, Mapping) and (not value.get("kv_connector") or bool(value.get("kv_role")))
+
+
 def _is_state_dtype(value: Any) -> bool:
     return isinstance(value, str) and value in ("auto", "float32", "float16", "bfloat16")
 
@@ -184,44 +193,45 @@ def _is_words(value: Any) -> bool:
 
 _FLAG_TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_COUNTS, _is_count, "a whole number above 0"),
-    (_TEXTS, lambda value: isinstance(value, str), "a word"),
+    (_TEXTS, lambda value: isinstance(value, str) and value.strip() != "", "a word"),
     (_STATE_DTYPES, _is_state_dtype, "auto, float32, float16 or bfloat16"),
     (_SWITCHES, lambda value: isinstance(value, bool), "true or false"),
     (("kv_cache_dtype_skip_layers",), _is_words, "a list of words"),
     (("kv_offloading_size",), _is_size, "a number of GiB above 0"),
-    (
-        ("max_model_len",),
-        lambda value: value in (-1, "auto") or _is_count(value),
-        "a whole number above 0, or -1",
-    ),
+    (("max_model_len",), _is_length, "a whole number above 0, or -1"),
+    (("hf_overrides", "speculative_config"), lambda value: isinstance(value, Mapping), "a section"),
+    (("kv_transfer_config",), _is_connector, "a section, with a kv_role beside a kv_connector"),
+    # It decides available_bytes, which a case gives itself.
+    (("gpu_memory_utilization",), lambda value: _is_size(value) and value <= 1, "a number above 0, up to 1"),
+    # vLLM 0.32 took the mode `all` away; the two that are left follow prefix caching, whatever is said.
+    (("mamba_cache_mode",), lambda value: value in ("align", "none"), "align or none"),
 )
+_KNOWN = frozenset(name for names, _, _ in _FLAG_TYPES for name in names)
 
 
 def _gpu(case: Mapping[str, Any]) -> str:
-    name = case.get("gpu")
-    if not isinstance(name, str):
+    given = case.get("gpu")
+    if given is None:
         raise _UnknownCaseError("`gpu` is missing")
-    name = ALIASES.get(name, name)
-    if name.lower() == CPU:
-        return CPU
-    if name not in GPUS:
-        raise _UnknownCaseError(f"the GPU {shown(name)} is not in the catalogue ({', '.join(GPUS)}, CPU)")
+    name = catalogue_name(given) if isinstance(given, str) else None
+    if name is None:
+        raise _UnknownCaseError(
+            f"`gpu` is {shown(given)}; a name of the catalogue is needed ({', '.join(GPUS)}, CPU)"
+        )
     return name
 
 
 def _available(case: Mapping[str, Any], facts: EngineFacts, layout: KvLayout) -> tuple[int, ...] | None:
     stages = len(layout.stage_layers)
-    given = case.get("available_bytes")
-    if facts.kv_cache_memory_bytes is not None:
-        given = facts.kv_cache_memory_bytes.value
-    if given is None:
-        return None
-    values = tuple(given) if isinstance(given, list) else (given,) * stages
-    if len(values) != stages or not all(_is_count(value) for value in values):
+    given: Any = case.get("available_bytes")
+    values: tuple[Any, ...] = tuple(given) if isinstance(given, list) else (given,) * stages
+    if given is not None and (len(values) != stages or not all(_is_count(value) for value in values)):
         raise _UnknownCaseError(
             "`available_bytes` is no number of bytes above 0, or no list of one per stage"
         )
-    return values
+    if facts.kv_cache_memory_bytes is not None:
+        return (facts.kv_cache_memory_bytes.value,) * stages
+    return None if given is None else values
 
 
 def _lengths(case: Mapping[str, Any]) -> tuple[int, ...]:

@@ -117,6 +117,19 @@ class DeploymentPlan:
         return self.fleet.engines
 
     @property
+    def label(self) -> str:
+        """`TP 8`, `TP 4 x PP 2`, ..., with the type of the cache where it is said."""
+        sizes, dtype = self.facts.parallelism, self.facts.kv_cache_dtype
+        others = (
+            ("PP", sizes.pipeline),
+            ("DP", self.data_parallel),
+            ("DCP", sizes.decode_context),
+            ("PCP", sizes.prefill_context),
+        )
+        parts = [f"TP {sizes.tensor}", *(f"{name} {size}" for name, size in others if size > 1)]
+        return " x ".join(parts) + ("" if dtype.assumed else f", {dtype.value}")
+
+    @property
     def weights_bytes(self) -> int | None:
         """Weights of one GPU, the stage with the most; None where the pool does not depend on them."""
         if self.budget is None:
@@ -169,13 +182,6 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         return ends(Outcome.UNKNOWN, "; ".join(facts.obstacles))
     if isinstance(layout, Refusal):
         return ends(Outcome.REFUSED, "; ".join(layout.reasons))
-    longest = None if facts.model is None else facts.model.longest_context
-    length = facts.max_model_len
-    if length is not None and longest is not None and length.value > longest:
-        return ends(
-            Outcome.REFUSED,
-            f"max_model_len ({length.value:,}) is greater than the model's longest context ({longest:,})",
-        )
     if planned is None:
         return ends(Outcome.UNKNOWN, layout if isinstance(layout, str) else "the layout is not known")
     if isinstance(budget, str):
@@ -185,13 +191,16 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         planned,
         None if made is None else available_bytes(made, planned),
         None if override is None else override.value,
-        None if length is None else length.value,
+        None if facts.max_model_len is None else facts.max_model_len.value,
         fit_length=fit_length,
     )
     if isinstance(pool, str):
         return ends(Outcome.NO_ROOM, pool)
     if pool is None or pool.boots is None:
-        return ends(Outcome.UNKNOWN, "; ".join(fact.why for fact in facts.missing), pool)
+        reasons = [fact.why for fact in facts.missing if fact.fact != "max_model_len"]
+        if facts.max_model_len is None and facts.model is not None:
+            reasons.append(facts.model.context_unknown)
+        return ends(Outcome.UNKNOWN, "; ".join(reasons), pool)
     return ends(*_verdict(pool), pool)
 
 

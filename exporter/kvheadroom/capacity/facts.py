@@ -134,6 +134,7 @@ class CacheFlags:
     """Flags that decide the cache, by vLLM's names; None: not said, and vLLM's default depends on the model.
 
     Attributes:
+        max_num_seqs: requests per step, None: not said, and then never more than the tokens per step.
         offloading: `--kv-offloading-size` is given.
         connector: `--kv-transfer-config` is given.
     """
@@ -147,6 +148,7 @@ class CacheFlags:
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
     mamba_block_size: int | None = None
+    max_num_seqs: int | None = None
     offloading: bool = False
     connector: bool = False
 
@@ -166,6 +168,11 @@ class Draft:
     layers: Layers = ()
     longest_context: int | None = None
     note: str = ""
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Tokens ahead of the model's own that the draft keeps (`num_lookahead_tokens`, config/vllm.py)."""
+        return self.tokens if self.layers else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +276,16 @@ class EngineFacts:
             found.append(("max_num_batched_tokens", self.max_num_batched_tokens.note))
         found += [(name, f"{value} (vLLM's default)") for name, value in self.silent_flags]
         return tuple(found)
+
+    def guessed(self) -> tuple[tuple[str, str], ...]:
+        """Of what is assumed, all that is not simply vLLM's own default for a flag that was left out."""
+        return tuple((name, note) for name, note in self.assumed() if not self._is_default(name))
+
+    def _is_default(self, name: str) -> bool:
+        fact = getattr(self, name, None)
+        if isinstance(fact, Fact):
+            return fact.origin is Origin.DEFAULT
+        return name == "speculative_config" or name in dict(self.silent_flags)
 
     @property
     def pool_from_hbm(self) -> bool:

@@ -161,6 +161,7 @@ def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
         mamba_cache_dtype=flags.get("mamba_cache_dtype") or "auto",
         mamba_ssm_cache_dtype=flags.get("mamba_ssm_cache_dtype") or "auto",
         mamba_block_size=flags.get("mamba_block_size"),
+        max_num_seqs=flags.get("max_num_seqs"),
         offloading=bool(flags.get("kv_offloading_size")),
         connector=bool(flags.get("kv_transfer_config")),
     )

@@ -71,3 +71,12 @@ GPUS: Mapping[str, Gpu] = {
 
 ALIASES: Mapping[str, str] = {"A100": "A100-80GB"}
 """Names that leave something open which does not matter for the layout of the KV cache."""
+
+_BY_LOWER_CASE = {name.lower(): name for name in (*GPUS, CPU)} | {
+    alias.lower(): name for alias, name in ALIASES.items()
+}
+
+
+def catalogue_name(name: str) -> str | None:
+    """The catalogue's own name for what somebody wrote, in whatever case; None for a GPU that it lacks."""
+    return _BY_LOWER_CASE.get(name.lower())

@@ -12,7 +12,7 @@ from kvheadroom.capacity.families.multimodal import text_section
 from kvheadroom.capacity.families.registry import KNOWN_ARCHITECTURES, READERS
 from kvheadroom.capacity.layer_stack import LayerStack
 from kvheadroom.capacity.layers import AttentionLayer, CacheLayer, LatentLayer, StateLayer
-from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
+from kvheadroom.capacity.model_config import BadFieldError, ModelConfig, shown
 
 _LARGEST_LENGTH = 2**31
 _FEW = 8
@@ -32,7 +32,8 @@ class ModelGeometry:
         vocab_size: entries of the vocabulary, None when config.json does not say.
         dtype: the checkpoint's own dtype (`torch_dtype` or `dtype`), None when config.json names none.
         longest_context: tokens, the longest `--max-model-len` that vLLM takes; None when config.json does not tell.
-        usual_context: tokens, what vLLM takes without the flag.
+        usual_context: tokens, what vLLM takes without the flag; None where the longest is.
+        context_unknown: why config.json does not tell the longest context, empty where it does.
         kv_dtype: what the checkpoint makes of kv_cache_dtype=auto: `auto`, or a type; None where that is not
             modelled.
         kv_dtype_of_attention: the same, but for plain attention only.
@@ -51,6 +52,7 @@ class ModelGeometry:
     dtype: str | None
     longest_context: int | None
     usual_context: int | None
+    context_unknown: str
     kv_dtype: str | None
     kv_dtype_of_attention: str | None
     qk_nope_head_dim: int | None = None
@@ -146,7 +148,8 @@ _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local
 
 def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: LayerStack) -> ModelGeometry:
     names = ("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads")
-    longest, usual = _context(text, whole)
+    context = _context(text, whole)
+    longest, usual = (None, None) if isinstance(context, str) else context
     attends = any(not isinstance(cache, StateLayer) for layer in stack.layers for cache in layer)
     if attends and not any(text.has(name) for name in names):
         raise text.bad("num_attention_heads", "is left out, a whole number above 0 is needed")
@@ -162,6 +165,7 @@ def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: Layer
         dtype=_dtype(whole) or _dtype(text),
         longest_context=longest,
         usual_context=usual,
+        context_unknown=context if isinstance(context, str) else "",
         kv_dtype=everywhere,
         kv_dtype_of_attention=attention,
         qk_nope_head_dim=_size(text, "qk_nope_head_dim"),
@@ -242,21 +246,21 @@ _WITHOUT_LENGTH = frozenset({"bloom", "falcon_mamba", "mamba", "mamba2"})
 _ALREADY_SCALED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
 
 
-def _context(text: ModelConfig, whole: ModelConfig) -> tuple[int | None, int | None]:
-    """(the longest, the usual) context; None where config.json says it in a way that is not modelled."""
+def _context(text: ModelConfig, whole: ModelConfig) -> tuple[int, int] | str:
+    """(the longest, the usual) context; a string says why config.json does not tell it."""
     lengths = [text.count(key) for key in _LENGTH_KEYS if text.has(key)]
     if not lengths:
         if text.word("model_type") not in _WITHOUT_LENGTH:
             # The config class has a number of its own.
-            return None, None
+            return "config.json does not say the longest context (max_position_embeddings)"
         # Any length is taken then; without a flag a usual one.
         return _LARGEST_LENGTH, _WITHOUT_ANY_KEY
     length = min(lengths)
     if text.has("model_max_length"):
         length = text.count("model_max_length")
     ropes = _ropes(text)
-    if ropes is None:
-        return None, None
+    if isinstance(ropes, str):
+        return f"config.json does not tell the longest context: {ropes}"
     factor = 1.0
     gemma3 = "gemma3" in (whole.word("model_type") or "")
     for kind, given in ropes if not gemma3 else ():
@@ -270,22 +274,24 @@ def _context(text: ModelConfig, whole: ModelConfig) -> tuple[int | None, int | N
     return longest, usual
 
 
-def _ropes(text: ModelConfig) -> list[tuple[str, float | None]] | None:
-    """(kind, factor) of each rope scaling; None where one cannot be read."""
-    section = text.values.get("rope_parameters") or text.values.get("rope_scaling")
+def _ropes(text: ModelConfig) -> list[tuple[str, float | None]] | str:
+    """(kind, factor) of each rope scaling; a string says which one cannot be read."""
+    key = "rope_parameters" if text.values.get("rope_parameters") else "rope_scaling"
+    section = text.values.get(key)
     if section is None:
         return []
     if not isinstance(section, Mapping):
-        return None
+        return f"{key} is {shown(section)}, a section is needed"
     nested = [value for value in section.values() if isinstance(value, Mapping)]
     sections = nested if nested and not {"rope_type", "type"} & set(section) else [section]
     found: list[tuple[str, float | None]] = []
     for one in sections[:_FEW]:
         kind, factor = one.get("rope_type", one.get("type", "default")), one.get("factor")
-        if not isinstance(kind, str) or isinstance(factor, bool):
-            return None
-        if factor is not None and not (isinstance(factor, int | float) and 0 < factor <= _LARGEST_LENGTH):
-            return None
+        if not isinstance(kind, str):
+            return f"the rope_type of {key} is {shown(kind)}, a word is needed"
+        number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if factor is not None and not (number and 0 < factor <= _LARGEST_LENGTH):
+            return f"the factor of {key} is {shown(factor)}, a number above 0 is needed"
         found.append((kind, factor))
     return found
 

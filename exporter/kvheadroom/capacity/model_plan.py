@@ -30,18 +30,6 @@ class PlannedRow:
     simple_plan: DeploymentPlan
     bridge: tuple[BridgeStep, ...]
 
-    @property
-    def label(self) -> str:
-        """`TP 8`, `TP 4 x PP 2`, ..."""
-        sizes = self.plan.facts.parallelism
-        others = (
-            ("PP", sizes.pipeline),
-            ("DP", self.plan.data_parallel),
-            ("DCP", sizes.decode_context),
-            ("PCP", sizes.prefill_context),
-        )
-        return " x ".join([f"TP {sizes.tensor}", *(f"{name} {size}" for name, size in others if size > 1)])
-
     def tokens(self, *, by_sum: bool) -> int | None:
         """Pool tokens of one replica."""
         if not by_sum:
@@ -54,7 +42,9 @@ class PlannedRow:
         return None if tokens is None else tokens * self.plan.fleet.replicas
 
     def starts(self, *, by_sum: bool) -> bool:
-        """Whether one request of max_model_len fits."""
+        """Whether one request of max_model_len fits, and there are GPUs for a replica."""
+        if self.plan.fleet.replicas == 0:
+            return False
         if not by_sum:
             return self.plan.outcome is Outcome.STARTS
         length = self.simple_plan.facts.max_model_len
@@ -138,7 +128,7 @@ def ladder(models: tuple[ModelPlan, ...], *, by_sum: bool) -> tuple[Rung, ...]:
             if row.plan.request.gpus is None and tokens is not None:
                 tokens /= fleet.gpus_per_replica
             if tokens:
-                found.append((tokens, model.name, row.label, fleet.replicas))
+                found.append((tokens, model.name, row.plan.label, fleet.replicas))
     found.sort(key=lambda one: one[0])
     ratios = [None, *(above[0] / below[0] for below, above in pairwise(found))]
     return tuple(

@@ -1,12 +1,12 @@
 """What vLLM refuses at start before it looks at single layers: flags and models that do not go together.
 
-Sources: vLLM 0.33.0 `config/model.py` verify_with_parallel_config, `config/parallel.py`, `config/vllm.py`,
-`distributed/utils.py` (divide). What backends and blocks refuse is found where they are chosen (`layer_specs`).
+Sources: vLLM 0.33.0 `config/model.py` verify_with_parallel_config and `_get_and_verify_max_len`, `config/parallel.py`,
+`config/scheduler.py` verify_max_model_len, `config/vllm.py`, `distributed/utils.py` (divide). What backends and blocks refuse is found where they are chosen (`layer_specs`).
 """
 
 from collections.abc import Iterator
 
-from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.facts import EngineFacts, Origin
 from kvheadroom.capacity.kv_specs import round_up
 from kvheadroom.capacity.layers import PooledKeyLayer
 from kvheadroom.capacity.model_geometry import ModelGeometry
@@ -69,6 +69,8 @@ def _reasons(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
         yield f"{model.architecture} does not support prefill context parallelism"
     if model.stack.refused:
         yield model.stack.refused
+    yield from _length(model, facts)
+    yield from _batch(facts)
     yield from _division(model, parallelism.tensor)
     yield from _stages(model, parallelism.pipeline)
     yield from _context_parallelism(model, parallelism)
@@ -87,6 +89,32 @@ def _reasons(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
         yield from _whole_prompts(model, facts)
     if model.stack.latent and dtype.startswith("nvfp4") and not dtype.endswith("_ds_mla"):
         yield f"latent attention does not take kv_cache_dtype={dtype}"
+
+
+def _length(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
+    """Of a length that was asked for: one that a running server tells has been accepted."""
+    length, longest = facts.max_model_len, model.longest_context
+    if (
+        length is not None
+        and length.origin is Origin.CONFIG
+        and longest is not None
+        and length.value > longest
+    ):
+        yield f"max_model_len ({length.value}) is greater than the model's longest context ({longest})"
+
+
+def _batch(facts: EngineFacts) -> Iterator[str]:
+    if facts.max_num_batched_tokens is None:
+        return
+    tokens, seqs, ahead = (
+        facts.max_num_batched_tokens.value,
+        facts.flags.max_num_seqs,
+        facts.draft.lookahead_tokens,
+    )
+    if seqs is not None and tokens < seqs:
+        yield f"max_num_batched_tokens ({tokens}) must not be below max_num_seqs ({seqs})"
+    if tokens <= ahead:
+        yield f"max_num_batched_tokens ({tokens}) must be above the {ahead} tokens that are drafted per step"
 
 
 def _qwen4_exp(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:

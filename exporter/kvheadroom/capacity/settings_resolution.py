@@ -7,6 +7,7 @@ Sources, vLLM 0.33.0: `config/model.py`, `model_executor/models/config.py` (hook
 from kvheadroom.capacity.backend_query import ModelTraits
 from kvheadroom.capacity.cache_settings import CacheSettings, NotModelledError, VllmRefusesError
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.model_geometry import ModelGeometry
 
 
@@ -131,7 +132,8 @@ def _cache_dtype(facts: EngineFacts, model: ModelGeometry, capability: tuple[int
 
 def _compute_dtype(facts: EngineFacts, model: ModelGeometry) -> str:
     """`--dtype`; a float32 checkpoint, or one that names no dtype, runs in 16 bits (`_resolve_auto_dtype`)."""
-    said = facts.dtype.value if facts.dtype.value != "auto" else model.dtype
+    flagged = facts.dtype.value != "auto"
+    said = facts.dtype.value if flagged else model.dtype
     float16 = said in ("float16", "half")
     if facts.dtype.value == "auto" and (
         said in (None, "float32", "float") or (float16 and not model.takes_float16)
@@ -139,5 +141,6 @@ def _compute_dtype(facts: EngineFacts, model: ModelGeometry) -> str:
         return "bfloat16"
     named = {"half": "float16", "float": "float32"}.get(str(said), str(said))
     if named not in ("float16", "bfloat16", "float32"):
-        raise NotModelledError(f"a model in {named[:40]} is not modelled")
+        whose = "the flag dtype" if flagged else "the dtype of config.json"
+        raise NotModelledError(f"{whose} is {shown(named)}; float16, bfloat16 and float32 are modelled")
     return named

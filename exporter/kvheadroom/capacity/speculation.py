@@ -38,6 +38,40 @@ _HARMLESS = frozenset(
     }
 )
 
+# Names that vLLM takes for `mtp`, whatever the model (`MTPModelTypes`).
+_CALLED_MTP = frozenset(
+    {
+        "bailing_hybrid_mtp",
+        "bailing_hybrid_v3_mtp",
+        "deepseek_mtp",
+        "dots3_note_mtp",
+        "ernie_mtp",
+        "exaone4_5_mtp",
+        "exaone_moe_mtp",
+        "gemma4_mtp",
+        "glm4_moe_lite_mtp",
+        "glm4_moe_mtp",
+        "glm5_next_mtp",
+        "glm_ocr_mtp",
+        "hy_v3_mtp",
+        "hy_v4_mtp",
+        "inkling_mtp",
+        "kimi_k3_mtp",
+        "longcat_flash_mtp",
+        "mimo_mtp",
+        "mimo_v2_mtp",
+        "minimax_m3_mtp",
+        "mtp",
+        "nemotron_h_mtp",
+        "pangu_ultra_moe_mtp",
+        "qwen3_5_mtp",
+        "qwen3_next_mtp",
+        "qwen4_exp_mtp",
+        "step3p5_mtp",
+        "step5_mtp",
+    }
+)
+
 # Methods that draft without a model.
 _WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
 _WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3"})
@@ -70,7 +104,7 @@ def plan_draft(config: Any, model: ModelGeometry | None) -> Draft | str:
         return Draft(method=method, tokens=tokens)
     if model is None:
         return "speculative decoding of a model that is not known is not modelled"
-    if method == "mtp":
+    if method in _CALLED_MTP:
         return _mtp(model, tokens)
     if method in _WITH_MODEL:
         return _with_model(config, model, method, tokens)

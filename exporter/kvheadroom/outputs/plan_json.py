@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kvheadroom.capacity.alternatives import TRADES
 from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder
@@ -34,7 +35,8 @@ def _model(model: ModelPlan) -> dict[str, Any]:
                 "flags": other.flags,
                 "tokens": other.tokens,
                 "ratio": other.ratio,
-                "trade": other.trade,
+                "kind": str(other.kind),
+                "trade": TRADES[other.kind],
                 **_plan(other.plan),
             }
             for other in model.others
@@ -45,7 +47,7 @@ def _model(model: ModelPlan) -> dict[str, Any]:
 
 def _row(row: PlannedRow) -> dict[str, Any]:
     return {
-        "label": row.label,
+        "label": row.plan.label,
         **_plan(row.plan),
         "article": _simple(row),
         "bridge": [asdict(step) for step in row.bridge],
