@@ -94,7 +94,13 @@ def _plan(options: PlanOptions, source: ModelSource, environment: Mapping[str, s
     if source.index is not None:
         files = replace(files, weights_bytes=_index_total(source.index))
     requests = tuple(_requests(options, source, files))
-    return plan_model(source.name, located.where, requests, by_sum=options.by_sum)
+    return plan_model(_shown_name(source.name), located.where, requests, by_sum=options.by_sum)
+
+
+def _shown_name(name: str) -> str:
+    """A path by its last part, which tells models apart well enough in a table; a hub name as it is."""
+    path = Path(name)
+    return path.resolve().name if path.exists() else name
 
 
 def _index_total(path: Path) -> int:

@@ -32,7 +32,7 @@ def _model(model: ModelPlan) -> dict[str, Any]:
         "plans": [_row(row) for row in model.rows],
         "alternatives": [
             {
-                "flags": other.flags,
+                "changes": other.flags,
                 "tokens": other.tokens,
                 "ratio": other.ratio,
                 "kind": str(other.kind),

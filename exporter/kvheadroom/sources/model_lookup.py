@@ -32,7 +32,7 @@ def find_model(text: str, environment: Mapping[str, str], home: Path) -> Located
         is_file, is_folder = path.is_file(), path.is_dir()
     except (OSError, ValueError):
         is_file = is_folder = False
-    if is_folder:
+    if is_folder and text:
         return _in_folder(path, f"the folder {path}")
     if is_file and path.suffix == ".json":
         config = read_json(path, MAX_CONFIG_BYTES)
@@ -41,9 +41,7 @@ def find_model(text: str, environment: Mapping[str, str], home: Path) -> Located
         return LocatedModel(ModelFiles(folder=str(path), config=config), f"the file {path}")
     name = None if is_file or text.startswith((".", "/", "~")) else parse_hub_name(text)
     if name is None:
-        detail = (
-            f"{text[:200]}: it is no folder here, no config.json, and no name on the hub (organisation/name)"
-        )
+        detail = f"{text[:200]!r}: it is no folder here, no config.json, and no name on the hub (organisation/name)"
         return SourceFailure(SOURCE, FailureReason.NOT_FOUND, detail)
     return _on_hub(name, read_hub_environment(environment, home))
 
