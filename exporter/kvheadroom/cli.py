@@ -167,6 +167,7 @@ def _add_plan(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     plan = commands.add_parser(
         "plan",
         help="plan KV pools from model configs and flags, without a server",
+        usage="kvheadroom plan MODEL --gpu NAME [vLLM's flags] [options]\n       kvheadroom plan --cases FILE",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

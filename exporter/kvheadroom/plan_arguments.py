@@ -183,11 +183,15 @@ SINGLE: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
     (("--mamba-block-size",), "mamba_block_size", whole_number, "tokens of a block of states"),
     (("--speculative-config", "-sc"), "speculative_config", section, "JSON; --mtp N is its short form"),
 )  # fmt: skip
-SWITCHES: tuple[tuple[str, str], ...] = (
-    ("enable_prefix_caching", "default: vLLM's choice for the model"),
-    ("enable_chunked_prefill", "default: on"),
-    ("async_scheduling", "default: on"),
-    ("enable_expert_parallel", "whole experts on each GPU; default: off"),
+SWITCHES: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("--enable-prefix-caching",), "enable_prefix_caching", "default: vLLM's choice for the model"),
+    (("--enable-chunked-prefill",), "enable_chunked_prefill", "default: on"),
+    (("--async-scheduling",), "async_scheduling", "default: on"),
+    (
+        ("--enable-expert-parallel", "-ep"),
+        "enable_expert_parallel",
+        "whole experts on each GPU; default: off",
+    ),
 )
 
 
@@ -234,10 +238,8 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         )  # fmt: skip
     for options, name, read, text in SINGLE:
         flags.add_argument(*options, dest=name, type=read, metavar="VALUE", help=text)
-    for name, text in SWITCHES:
-        flags.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, action=argparse.BooleanOptionalAction, help=text
-        )
+    for options, name, text in SWITCHES:
+        flags.add_argument(*options, dest=name, action=argparse.BooleanOptionalAction, help=text)
     flags.add_argument(
         "--disable-hybrid-kv-cache-manager",
         dest="disable_hybrid_kv_cache_manager",
@@ -269,7 +271,7 @@ def read_plan_options(arguments: argparse.Namespace) -> "PlanOptions":
     from kvheadroom.planner import ModelSource, PlanOptions
 
     given = vars(arguments)
-    names = [name for _, name, _, _ in SINGLE] + [name for name, _ in SWITCHES]
+    names = [name for _, name, _, _ in SINGLE] + [name for _, name, _ in SWITCHES]
     flags = {
         name: given[name] for name in (*names, "disable_hybrid_kv_cache_manager") if given[name] is not None
     }

@@ -12,6 +12,7 @@ from kvheadroom.capacity.facts import ModelFiles, OperatorFacts
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.model_plan import ModelPlan, plan_model
 from kvheadroom.capacity.readings import SourceFailure
+from kvheadroom.capacity.speculation import DRAFT_CONFIG, WITH_MODEL
 from kvheadroom.sources.hub_environment import SOURCE as HUB
 from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json, total_size
 from kvheadroom.sources.model_lookup import find_model
@@ -93,8 +94,21 @@ def _plan(options: PlanOptions, source: ModelSource, environment: Mapping[str, s
     files = located.files
     if source.index is not None:
         files = replace(files, weights_bytes=_index_total(source.index))
-    requests = tuple(_requests(options, source, files))
+    requests = tuple(_requests(_with_draft(options, environment, home), source, files))
     return plan_model(_shown_name(source.name), located.where, requests, by_sum=options.by_sum)
+
+
+def _with_draft(options: PlanOptions, environment: Mapping[str, str], home: Path) -> PlanOptions:
+    """With the config.json of the draft model that `--speculative-config` names."""
+    draft = options.flags.get("speculative_config") or {}
+    name = draft.get("model")
+    if not isinstance(name, str) or draft.get("method") not in WITH_MODEL or DRAFT_CONFIG in draft:
+        return options
+    located = find_model(name, environment, home)
+    if isinstance(located, SourceFailure):
+        raise OperatorError(f"--speculative-config: the draft model: {located.detail}")
+    draft = {**draft, DRAFT_CONFIG: located.files.config}
+    return replace(options, flags={**options.flags, "speculative_config": draft})
 
 
 def _shown_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import DeploymentPlan, available_bytes
 from kvheadroom.capacity.weights import WeightPlan, plan_weights
 
@@ -250,3 +251,38 @@ def _fleet(plan: DeploymentPlan) -> Iterator[Figure]:
 
 def _staged(values: tuple[int, ...]) -> Value:
     return values[0] if len(set(values)) == 1 else values
+
+
+def sum_figures(simple: SimpleSum, session_tokens: tuple[int, ...]) -> Iterator[Figure]:
+    """The sum on paper, line by line."""
+    lines: tuple[tuple[str, float, str, str], ...] = (
+        ("gpu_memory_marketed", simple.hbm_bytes, "B", "GB on the box of one GPU, 1 GB = 10^9 B"),
+        ("gpu_memory_utilization", simple.utilization, "", "share of it that vLLM may use"),
+        ("budget", simple.budget_bytes, "B", "gpu_memory_marketed x gpu_memory_utilization"),
+        ("overhead", simple.overhead_bytes, "B", "per GPU, neither weights nor KV"),
+        ("weights", simple.weights_bytes, "B", "of the whole checkpoint"),
+        ("weights_per_gpu", simple.weights_per_gpu_bytes, "B", f"weights / TP {simple.tensor_parallel}"),
+        ("kv", simple.kv_bytes, "B", "budget - overhead - weights_per_gpu"),
+        ("bytes_per_token", simple.bytes_per_token, "B", "of one GPU, all layers"),
+    )
+    for name, value, unit, how in lines:
+        yield Figure(name=name, value=value, unit=unit, how=how, source="the sum on paper")
+    if simple.tokens is None:
+        return
+    yield Figure(
+        name="tokens",
+        value=simple.tokens,
+        unit="tokens",
+        how=f"kv x DCP {simple.decode_context} / bytes_per_token",
+        source="the sum on paper",
+    )
+    for length in session_tokens:
+        sessions = simple.sessions(length)
+        if sessions is not None:
+            yield Figure(
+                name=f"sessions of {length:,} tokens",
+                value=sessions,
+                unit="sessions",
+                how="tokens / tokens of a session",
+                source="the sum on paper",
+            )

@@ -74,7 +74,8 @@ _CALLED_MTP = frozenset(
 
 # Methods that draft without a model.
 _WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
-_WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3"})
+WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3"})
+"""Methods that draft by a model of their own."""
 
 DRAFT_CONFIG = "draft_config"
 """Where a planning case gives the draft's config.json; vLLM itself is given a path or a name."""
@@ -106,7 +107,7 @@ def plan_draft(config: Any, model: ModelGeometry | None) -> Draft | str:
         return "speculative decoding of a model that is not known is not modelled"
     if method in _CALLED_MTP:
         return _mtp(model, tokens)
-    if method in _WITH_MODEL:
+    if method in WITH_MODEL:
         return _with_model(config, model, method, tokens)
     return f"speculative decoding by {shown(method)} is not modelled"
 

@@ -8,7 +8,7 @@ from kvheadroom.capacity.alternatives import TRADES
 from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder
-from kvheadroom.capacity.plan_figures import figures
+from kvheadroom.capacity.plan_figures import figures, sum_figures
 from kvheadroom.outputs.json_report import to_json
 
 
@@ -110,4 +110,8 @@ def _simple(row: PlannedRow) -> dict[str, Any]:
         "replicas": row.plan.fleet.replicas,
         "fleet_tokens": row.fleet_tokens(by_sum=True),
         "boots": row.starts(by_sum=True),
+        "figures": [
+            asdict(figure)
+            for figure in sum_figures(simple, tuple(fit.session_tokens for fit in row.simple_plan.fits))
+        ],
     }

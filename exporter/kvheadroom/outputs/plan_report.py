@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
 from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder
-from kvheadroom.capacity.plan_figures import Figure, figures
-from kvheadroom.outputs.numbers import count
+from kvheadroom.capacity.plan_figures import Figure, figures, sum_figures
+from kvheadroom.outputs.numbers import count, signed
 from kvheadroom.outputs.plan_tables import (
     GB,
     GIB,
@@ -129,23 +129,42 @@ def _weights(model: ModelPlan) -> str:
 
 
 def _explained(row: PlannedRow) -> Iterator[str]:
-    yield f"Every figure of {row.plan.label}, in the order in which it is made"
+    yield f"Every figure of {row.plan.label} as vLLM makes it, in its order"
     for figure in figures(row.plan):
         yield from _figure(figure)
+    if isinstance(row.simple, str):
+        return
+    yield ""
+    yield f"Every figure of {row.plan.label} by the sum on paper"
+    for figure in sum_figures(row.simple, tuple(fit.session_tokens for fit in row.simple_plan.fits)):
+        yield from _figure(figure)
+    if row.bridge:
+        yield ""
+        yield "From one to the other, in bytes for KV of one GPU and tokens of one engine"
+    for step in row.bridge:
+        yield from wrapped(f"{step.step} [{step.source}]", "  ", "    ")
+        changes = (
+            ""
+            if step.key == "sum"
+            else f"{signed(step.change_bytes)} B, {signed(step.change_tokens)} tokens: "
+        )
+        yield f"      {changes}{step.kv_bytes:,} B, {step.tokens:,} tokens"
 
 
 def _figure(figure: Figure) -> Iterator[str]:
     values = figure.value if isinstance(figure.value, tuple) else (figure.value,)
     shown = " / ".join(_precise(value) if isinstance(value, int | float) else str(value) for value in values)
     line = f"  {figure.name:<34} {shown} {figure.unit}".rstrip()
-    if figure.unit == "B" and len(values) == 1 and isinstance(values[0], int) and abs(values[0]) >= 10**6:
+    if figure.unit == "B" and len(values) == 1 and not isinstance(values[0], str) and abs(values[0]) >= 10**6:
         line += f" = {values[0] / GB:,.3f} GB = {values[0] / GIB:,.3f} GiB"
     yield line
     yield from wrapped(f"{figure.how} [{figure.source}]", "      ", "      ")
 
 
 def _precise(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    if isinstance(value, int) or value.is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 10**6 else f"{value:,.6g}"
 
 
 def _assumed(model: ModelPlan, *, explain: bool) -> Iterator[str]:

@@ -179,14 +179,17 @@ def _millions(tokens: int | None) -> str:
 
 
 def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A table: the first column to the left, the others to the right."""
+    """A table: the first column to the left, the others to the right; a first column too wide stands above its row."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    above = sum(widths) + 2 * len(widths) > WIDTH
     for cells in ([heads] if any(heads) else []) + list(rows):
-        first, *rest = (
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        yield "  " + "  ".join([first, *rest]).rstrip()
+        first = cells[0]
+        if above:
+            if first:
+                yield f"  {first}"
+            first = ""
+        rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+        yield "  " + "  ".join([first.ljust(8 if above else widths[0]), *rest]).rstrip()
 
 
 def wrapped(text: str, first: str, then: str) -> list[str]:
