@@ -13,6 +13,7 @@ from tests.capacity.article_models import CONFIGS, WEIGHTS_BYTES
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.daemon import COMMAND
 from tests.doubles.http_server import http_server, text_answer
+from tests.sources.safetensors_files import write_file
 
 NVFP4 = [str(CONFIGS["nvfp4"]), "--weights-bytes", str(WEIGHTS_BYTES["nvfp4"]), "--gpu", "B200"]
 FP8 = [str(CONFIGS["fp8"]), "--weights-bytes", str(WEIGHTS_BYTES["fp8"]), "--gpu", "B200"]
@@ -210,6 +211,30 @@ def test_a_folder_of_a_small_model_is_planned_with_its_own_index(tmp_path: Path)
     assert answer["models"][0]["weights_bytes"] == 1 << 20
     # Blocks of 16 tokens: 1,000 tokens take 63 and 2,000 take 125.
     assert [fit["blocks"] for fit in row["sessions"]] == [63, 125]
+
+
+def test_a_folder_without_weights_says_what_to_give_and_ends_with_1(tmp_path: Path) -> None:
+    run = plan(str(tiny(tmp_path, None)), "--gpu", "H100")
+    assert run.returncode == 1
+    told = " ".join(run.stdout.split())
+    assert "cannot be told:" in told
+    assert (
+        "holds neither weights nor model.safetensors.index.json; give --weights-bytes N or --index FILE."
+        in told
+    )
+
+
+def test_a_folder_with_safetensors_files_needs_no_index(tmp_path: Path) -> None:
+    size = write_file(tiny(tmp_path, None) / "model.safetensors", {"a": (1000,)})
+    answer = document(str(tmp_path), "--gpu", "H100")
+    assert answer["models"][0]["weights_bytes"] == size
+
+
+def test_what_does_not_fit_together_in_a_folder_is_told(tmp_path: Path) -> None:
+    write_file(tiny(tmp_path) / "model.safetensors", {"a": (1000,)})
+    write_file(tmp_path / "consolidated.safetensors", {"a": (1000,)})
+    run = plan(str(tmp_path), "--gpu", "H100")
+    assert "careful: vLLM loads consolidated.safetensors here" in run.stdout
 
 
 def test_a_card_that_is_not_in_the_catalogue_is_planned_by_its_bytes(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from kvheadroom.capacity.model_plan import ModelPlan, plan_model
 from kvheadroom.capacity.readings import SourceFailure
 from kvheadroom.capacity.speculation import DRAFT_CONFIG, WITH_MODEL
 from kvheadroom.sources.hub_environment import SOURCE as HUB
-from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json, total_size
+from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json
 from kvheadroom.sources.model_lookup import find_model
+from kvheadroom.sources.weight_files import total_size
 
 MAX_ROWS = 64
 

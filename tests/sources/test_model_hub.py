@@ -14,11 +14,14 @@ from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.hub_environment import HubEnvironment, HubName
 from kvheadroom.sources.model_hub import fetch_model_files
 from tests.doubles.http_server import Answer, http_server, make_certificate, text_answer
+from tests.sources.safetensors_files import file_bytes, header_of
 
 TOKEN = "hf_a-token-that-nobody-may-see"
 MODEL = HubName("zai-org/GLM-5.3")
 CONFIG = "/zai-org/GLM-5.3/resolve/main/config.json"
 INDEX = "/zai-org/GLM-5.3/resolve/main/model.safetensors.index.json"
+
+SINGLE = "/zai-org/GLM-5.3/resolve/main/model.safetensors"
 
 
 def hub(endpoint: str, token: str | None = TOKEN) -> HubEnvironment:
@@ -69,12 +72,52 @@ def test_without_a_token_none_is_sent() -> None:
     assert all("Authorization" not in headers for _, headers in seen)
 
 
-def test_a_model_without_an_index_has_no_total_rather_than_a_failure() -> None:
+def ranged(content: bytes, *, takes_ranges: bool = True) -> Answer:
+    """A file as a hub serves it: with ranges, or whole whatever was asked."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        asked = request.headers["Range"] if takes_ranges else None
+        part = content if asked is None else content[: int(asked.removeprefix("bytes=0-")) + 1]
+        request.send_response(200 if asked is None else 206)
+        request.send_header("Content-Length", str(len(part)))
+        request.end_headers()
+        request.wfile.write(part)
+
+    return answer
+
+
+@pytest.mark.parametrize("takes_ranges", [True, False])
+@pytest.mark.parametrize("tensors", [2, 20_000])
+def test_a_single_file_without_an_index_is_summed_up_by_its_header(
+    *, takes_ranges: bool, tensors: int
+) -> None:
+    shapes = {f"a-tensor-with-a-long-name-{i}": (8,) for i in range(tensors)}
+    content = file_bytes(header_of(shapes), 16 * tensors + (1 << 22))
     missing = with_headers({"X-Error-Code": "EntryNotFound"}, status=404)
-    with http_server({CONFIG: json_answer({}), INDEX: missing}) as (endpoint, _):
+    answers = {CONFIG: json_answer({}), INDEX: missing, SINGLE: ranged(content, takes_ranges=takes_ranges)}
+    with http_server(answers) as (endpoint, seen):
+        files = fetch_model_files(hub(endpoint), MODEL)
+    assert isinstance(files, ModelFiles)
+    assert files.weights_bytes == 16 * tensors
+    # A header of more than the first MiB is asked for once more, and nothing beyond it.
+    ranges = [headers["Range"] for path, headers in seen if path == SINGLE]
+    assert len(ranges) == (1 if tensors == 2 else 2)
+    assert ranges[0] == "bytes=0-1048575"
+
+
+def test_a_single_file_that_is_none_is_a_failure_and_not_a_size() -> None:
+    missing = with_headers({"X-Error-Code": "EntryNotFound"}, status=404)
+    got = failure({CONFIG: json_answer({}), INDEX: missing, SINGLE: text_answer("<html>")})
+    assert "shorter than the length of a header" in got.detail
+
+
+def test_a_model_without_weights_has_no_total_and_says_why() -> None:
+    missing = with_headers({"X-Error-Code": "EntryNotFound"}, status=404)
+    with http_server({CONFIG: json_answer({}), INDEX: missing, SINGLE: missing}) as (endpoint, _):
         files = fetch_model_files(hub(endpoint), MODEL)
     assert isinstance(files, ModelFiles)
     assert files.weights_bytes is None
+    assert "neither model.safetensors.index.json nor model.safetensors" in files.weights_unknown
 
 
 def test_a_redirect_to_another_origin_is_followed_without_the_token() -> None:

@@ -104,13 +104,17 @@ class ModelFiles:
     Attributes:
         folder: where they lie.
         config: config.json, parsed.
-        weights_bytes: `metadata.total_size` of the safetensors index, None without an index.
+        weights_bytes: of all tensors, by the index or the files' headers; None where they are not known.
+        weights_unknown: why not, one sentence; empty where they are, or where nobody looked.
+        weights_doubts: what does not fit together among the weights' files, each one sentence.
         assumed_because: why these may be the wrong files, or empty.
     """
 
     folder: str
     config: Mapping[str, Any]
     weights_bytes: int | None = None
+    weights_unknown: str = ""
+    weights_doubts: tuple[str, ...] = ()
     assumed_because: str = ""
 
 

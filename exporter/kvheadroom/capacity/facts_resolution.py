@@ -75,7 +75,7 @@ def resolve_facts(
     override = _optional(echoed.num_gpu_blocks_override, flags.get("num_gpu_blocks_override"))
     weights_bytes = _weights(operator, model_files)
     if kv_cache_memory_bytes is None and override is None:
-        missing += _missing_for_pool(platform, hbm_bytes, weights_bytes)
+        missing += _missing_for_pool(platform, hbm_bytes, weights_bytes, model_files)
 
     max_model_len = _optional(answers.max_model_len, flags.get("max_model_len"), Origin.SERVER)
     if max_model_len is None and model is not None and model.usual_context is not None:
@@ -212,7 +212,10 @@ def _batched_tokens(
 
 
 def _missing_for_pool(
-    platform: Fact[str], hbm_bytes: Fact[int] | None, weights_bytes: Fact[int] | None
+    platform: Fact[str],
+    hbm_bytes: Fact[int] | None,
+    weights_bytes: Fact[int] | None,
+    model_files: ModelFiles | None,
 ) -> list[MissingFact]:
     """What is missing where the pool is what memory leaves over."""
     if platform.value == CPU:
@@ -238,7 +241,8 @@ def _missing_for_pool(
         missing.append(
             MissingFact(
                 "weights_bytes",
-                "there is no model.safetensors.index.json with a total_size in the model's folder",
+                (model_files is not None and model_files.weights_unknown)
+                or "there is no model.safetensors.index.json with a total_size in the model's folder",
                 "set `weights_bytes: N` (the sum of the sizes of the *.safetensors files)",
             )
         )

@@ -59,12 +59,14 @@ class ModelPlan:
         name: as it was asked for.
         where: where its files were found.
         weights_bytes: all weights of the checkpoint, None where they are not known.
+        doubts: what does not fit together among the weights' files.
         others: other ways on the GPUs of `others_than`.
     """
 
     name: str
     where: str
     weights_bytes: int | None
+    doubts: tuple[str, ...]
     rows: tuple[PlannedRow, ...]
     others: tuple[Alternative, ...]
     others_than: DeploymentPlan
@@ -100,6 +102,7 @@ def plan_model(name: str, where: str, requests: tuple[PlanRequest, ...], *, by_s
         name=name,
         where=where,
         weights_bytes=checkpoint_bytes(widest.plan),
+        doubts=requests[0].model_files.weights_doubts,
         rows=rows,
         others=alternatives(base),
         others_than=base,

@@ -29,6 +29,7 @@ def _model(model: ModelPlan) -> dict[str, Any]:
         "model": model.name,
         "where": model.where,
         "weights_bytes": model.weights_bytes,
+        "doubts": list(model.doubts),
         "plans": [_row(row) for row in model.rows],
         "alternatives": [
             {

@@ -45,6 +45,8 @@ def plan_report(models: Sequence[ModelPlan], *, by_sum: bool, explain: bool) -> 
         yield from _answers(model, by_sum=by_sum)
         yield ""
         yield from wrapped(f"{model.name}: config from {model.where}; {_weights(model)}", "", "  ")
+        for doubt in model.doubts:
+            yield from wrapped(f"careful: {doubt}", "  ", "    ")
         tables = [sum_table, vllm_table] if by_sum else [vllm_table, sum_table]
         for table in tables:
             yield ""

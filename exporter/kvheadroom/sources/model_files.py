@@ -1,20 +1,18 @@
-"""A model's folder -> config.json and the weights' total size. Nothing else in it is opened."""
+"""A model's folder -> config.json and the weights' total size. No tensor in it is read."""
 
 import json
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.slow_files import SlowFiles
+from kvheadroom.sources.weight_files import INDEX_NAME, read_weight_files
 
 SOURCE = "model_files"
 CONFIG_NAME = "config.json"
 ADAPTER_NAME = "adapter_config.json"
-INDEX_NAME = "model.safetensors.index.json"
-LARGEST_BYTES = 2**53
 MAX_FOLDERS_UNDER_WAY = 4
 MAX_CONFIG_BYTES = 16 * 1024**2
 MAX_INDEX_BYTES = 256 * 1024**2
@@ -26,22 +24,17 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
     if isinstance(config, SourceFailure):
         return _explained(Path(folder), config)
     index = read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
-    total = None
-    if not isinstance(index, SourceFailure):
-        total = total_size(index)
-    elif index.reason is not FailureReason.NOT_FOUND:
+    if isinstance(index, SourceFailure) and index.reason is not FailureReason.NOT_FOUND:
         return index
-    return ModelFiles(folder=folder, config=config, weights_bytes=total, assumed_because=assumed_because)
-
-
-def total_size(index: Mapping[str, Any]) -> int | None:
-    """`metadata.total_size` of a safetensors index, None where it tells none."""
-    metadata = index.get("metadata")
-    size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    # Some converters write the size as a float.
-    if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < LARGEST_BYTES:
-        return int(size)
-    return None
+    weights = read_weight_files(Path(folder), None if isinstance(index, SourceFailure) else index)
+    return ModelFiles(
+        folder=folder,
+        config=config,
+        weights_bytes=weights.total_bytes,
+        weights_unknown=weights.unknown,
+        weights_doubts=weights.doubts,
+        assumed_because=assumed_because,
+    )
 
 
 class ModelFilesReader:

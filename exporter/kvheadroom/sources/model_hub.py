@@ -16,18 +16,17 @@ from kvheadroom import __version__
 from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.hub_environment import SOURCE, HubEnvironment, HubName
-from kvheadroom.sources.model_files import (
-    CONFIG_NAME,
-    INDEX_NAME,
-    MAX_CONFIG_BYTES,
-    MAX_INDEX_BYTES,
-    total_size,
-)
+from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
+from kvheadroom.sources.safetensors import LENGTH_BYTES, BadHeaderError, header_length, parse_header
+from kvheadroom.sources.weight_files import INDEX_NAME, total_size
 
 FILE_SECONDS = 60.0
 SILENCE_SECONDS = 10.0
 MAX_REDIRECTS = 5
 CHUNK_BYTES = 1 << 16
+SINGLE_NAME = "model.safetensors"
+HEADER_GUESS_BYTES = 1 << 20
+"""Enough for the header of most single files."""
 
 T = TypeVar("T")
 
@@ -35,7 +34,7 @@ T = TypeVar("T")
 def fetch_model_files(
     environment: HubEnvironment, model: HubName, *, timeout_seconds: float = FILE_SECONDS
 ) -> ModelFiles | SourceFailure:
-    """config.json and, where there is one, the total of the safetensors index; blocking.
+    """config.json, and the size of the weights by the safetensors index or the header of a single file; blocking.
 
     Args:
         timeout_seconds: for each file, from the first byte out to the last byte in.
@@ -45,12 +44,23 @@ def fetch_model_files(
     if isinstance(config, SourceFailure):
         return config
     index = hub.fetch_json(INDEX_NAME, MAX_INDEX_BYTES)
-    weights = None
+    weights: int | SourceFailure | None
     if not isinstance(index, SourceFailure):
-        weights = total_size(index)
-    elif index.reason is not FailureReason.NOT_FOUND:
+        weights, unknown = total_size(index), f"{INDEX_NAME} has no metadata.total_size"
+    elif index.reason is FailureReason.NOT_FOUND:
+        weights, unknown = hub.fetch_total(SINGLE_NAME), f"it has neither {INDEX_NAME} nor {SINGLE_NAME}"
+        if isinstance(weights, SourceFailure):
+            if weights.reason is not FailureReason.NOT_FOUND:
+                return weights
+            weights = None
+    else:
         return index
-    return ModelFiles(folder=f"{model.name}@{model.revision}", config=config, weights_bytes=weights)
+    return ModelFiles(
+        folder=f"{model.name}@{model.revision}",
+        config=config,
+        weights_bytes=weights,
+        weights_unknown="" if weights is not None else unknown,
+    )
 
 
 class _Hub:
@@ -74,19 +84,41 @@ class _Hub:
             return self._failed(file, FailureReason.BAD_ANSWER, "it holds no JSON object")
         return parsed
 
-    def _fetch(self, file: str, max_bytes: int) -> bytes | SourceFailure:
-        answer = _within(self._timeout_seconds, lambda: self._get(file, max_bytes))
+    def fetch_total(self, file: str) -> int | SourceFailure:
+        """Bytes of the tensors of one safetensors file, of which only the header is asked for."""
+        start = self._fetch(file, HEADER_GUESS_BYTES, beginning=True)
+        if isinstance(start, SourceFailure):
+            return start
+        try:
+            length = header_length(start)
+            if LENGTH_BYTES + length > len(start):
+                longer = self._fetch(file, LENGTH_BYTES + length, beginning=True)
+                if isinstance(longer, SourceFailure):
+                    return longer
+                start = longer
+            tensors = parse_header(start[LENGTH_BYTES : LENGTH_BYTES + length], None)
+        except BadHeaderError as reason:
+            return self._failed(file, FailureReason.BAD_ANSWER, str(reason))
+        return sum(tensor.size_bytes for tensor in tensors)
+
+    def _fetch(self, file: str, max_bytes: int, *, beginning: bool = False) -> bytes | SourceFailure:
+        """One file.
+
+        Args:
+            beginning: no more than its first max_bytes; else a longer file is a failure.
+        """
+        answer = _within(self._timeout_seconds, lambda: self._get(file, max_bytes, beginning=beginning))
         if answer is None:
             seconds = f"no full answer within {self._timeout_seconds:g} s"
             return self._failed(file, FailureReason.TIMEOUT, f"{seconds}; {_OFFLINE_WAY}")
         return answer
 
-    def _get(self, file: str, max_bytes: int) -> bytes | SourceFailure:
+    def _get(self, file: str, max_bytes: int, *, beginning: bool) -> bytes | SourceFailure:
         name, revision = self._model.name, self._model.revision
         url = f"{self._environment.endpoint}/{name}/resolve/{revision}/{file}"
         try:
             with requests.Session() as session:
-                return self._follow(session, url, file, max_bytes)
+                return self._follow(session, url, file, max_bytes, beginning=beginning)
         except requests.exceptions.SSLError as error:
             detail = f"the certificate of {urlsplit(url).hostname} is not trusted ({_innermost(error)}); if it is of a CA "
             return self._failed(
@@ -102,12 +134,14 @@ class _Hub:
             return self._failed(file, FailureReason.BAD_ANSWER, f"{_innermost(error)}; {_OFFLINE_WAY}")
 
     def _follow(
-        self, session: requests.Session, url: str, file: str, max_bytes: int
+        self, session: requests.Session, url: str, file: str, max_bytes: int, *, beginning: bool
     ) -> bytes | SourceFailure:
         for _ in range(MAX_REDIRECTS + 1):
             headers = {"User-Agent": f"kvheadroom/{__version__}", "Accept-Encoding": "identity"}
             if self._environment.token and _origin(url) == _origin(self._environment.endpoint):
                 headers["Authorization"] = f"Bearer {self._environment.token}"
+            if beginning:
+                headers["Range"] = f"bytes=0-{max_bytes - 1}"
             with session.get(
                 url,
                 headers=headers,
@@ -120,11 +154,13 @@ class _Hub:
                 if response.is_redirect:
                     url = urljoin(url, response.headers["Location"])
                     continue
-                if response.status_code != 200:
+                if response.status_code not in (200, 206 if beginning else 200):
                     return self._refused(file, response)
                 content = bytearray()
                 for chunk in response.iter_content(CHUNK_BYTES):
                     content += chunk
+                    if len(content) >= max_bytes and beginning:
+                        return bytes(content[:max_bytes])
                     if len(content) > max_bytes:
                         limit = f"it is larger than {max_bytes // 1024**2} MiB"
                         return self._failed(file, FailureReason.TOO_LARGE, limit)
