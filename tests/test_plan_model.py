@@ -64,6 +64,7 @@ def test_the_articles_table_is_printed_digit_for_digit() -> None:
     assert "  TP 8       58.01  95.59   47,700  2,003,889      7.64     7 x 8  14.03M     yes" in rows
     assert "  one session of 262,144 tokens takes 12.50 GB of each GPU" in rows
     rows = plan(*FP8, "--tp", "4,8", *ARTICLE).stdout.splitlines()
+    assert any("TP 4      188.90" in row and row.endswith("no room") for row in rows)
     assert (
         rows[0] == "TP 4 on 4 x B200: does not fit; the weights alone exceed the budget by 23.30 GB per GPU."
     )

@@ -145,10 +145,12 @@ def test_a_budget_of_exactly_nothing_is_no_budget() -> None:
     assert "leave nothing" in " ".join(predict(nothing).cannot_predict)
 
 
-def test_weights_that_fill_the_gpu_are_said_with_their_bytes() -> None:
+def test_weights_over_the_budget_are_said_with_by_how_much() -> None:
     prediction = predict(facts(hbm_bytes=10**10, weights_bytes=10**11, overhead_bytes=0))
     assert prediction.pool is None
-    assert "100000000000 bytes per GPU" in " ".join(prediction.cannot_predict)
+    # 100 GB against 10 GB x 0.92
+    assert "(100.00 GB per GPU) exceed the 9.20 GB" in " ".join(prediction.cannot_predict)
+    assert "by 90.80 GB" in " ".join(prediction.cannot_predict)
 
 
 def test_a_block_count_given_by_flag_replaces_the_memory_sum() -> None:

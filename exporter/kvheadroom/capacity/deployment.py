@@ -12,7 +12,7 @@ from typing import Any
 from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
-from kvheadroom.capacity.memory import PoolBudget, plan_budget
+from kvheadroom.capacity.memory import MemoryTerm, NoRoom, PoolBudget, plan_budget
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
 
@@ -106,7 +106,7 @@ class DeploymentPlan:
     outcome: Outcome
     reason: str
     layout: KvLayout | None = None
-    budget: PoolBudget | None = None
+    budget: PoolBudget | NoRoom | None = None
     pool: PredictedPool | None = None
     fits: tuple[SessionFit, ...] = ()
     fleet: Fleet
@@ -132,14 +132,17 @@ class DeploymentPlan:
     @property
     def weights_bytes(self) -> int | None:
         """Weights of one GPU, the stage with the most; None where the pool does not depend on them."""
-        if self.budget is None:
-            return None
-        return next((-term.bytes for term in self.budget.terms if term.term == "weights"), None)
+        return next((-term.bytes for term in self.terms if term.term == "weights"), None)
+
+    @property
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """The sum that leads to the bytes for KV blocks."""
+        return () if self.budget is None else self.budget.terms
 
     @property
     def kv_bytes(self) -> int | None:
-        """Bytes for KV blocks of one GPU, the stage with the least; None without a budget."""
-        if self.budget is None or self.layout is None:
+        """Bytes for KV blocks of one GPU, the stage with the least; None where there are none, or none are known."""
+        if self.layout is None or not isinstance(self.budget, PoolBudget):
             return None
         return min(available_bytes(self.budget, self.layout))
 
@@ -163,7 +166,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     layout = plan_layout(facts)
     planned = layout if isinstance(layout, KvLayout) else None
     budget = plan_budget(facts)
-    made = budget if isinstance(budget, PoolBudget) else None
+    made = budget if isinstance(budget, PoolBudget | NoRoom) else None
 
     def ends(outcome: Outcome, reason: str = "", pool: PredictedPool | None = None) -> DeploymentPlan:
         return DeploymentPlan(
@@ -185,11 +188,13 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     if planned is None:
         return ends(Outcome.UNKNOWN, layout if isinstance(layout, str) else "the layout is not known")
     if isinstance(budget, str):
-        return ends(Outcome.NO_ROOM, budget)
+        return ends(Outcome.UNKNOWN, budget)
+    if isinstance(budget, NoRoom):
+        return ends(Outcome.NO_ROOM, str(budget))
     override = facts.num_gpu_blocks_override
     pool = plan_pool(
         planned,
-        None if made is None else available_bytes(made, planned),
+        None if budget is None else available_bytes(budget, planned),
         None if override is None else override.value,
         None if facts.max_model_len is None else facts.max_model_len.value,
         fit_length=fit_length,

@@ -28,8 +28,35 @@ class PoolBudget:
     terms: tuple[MemoryTerm, ...]
 
 
-def plan_budget(facts: EngineFacts) -> PoolBudget | str | None:
-    """The budget; a string says why there is none; None when facts are missing or a block count is given."""
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """A sum that leaves no byte for KV blocks; as text, by how much, in GB (10^9 bytes)."""
+
+    utilization: float
+    terms: tuple[MemoryTerm, ...]
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of one GPU that weights and overhead are over what the utilization allows."""
+        return -sum(term.bytes for term in self.terms)
+
+    def __str__(self) -> str:
+        """One sentence."""
+        size = {term.term: term.bytes for term in self.terms}
+        weights, overhead = -size["weights"], -size["overhead"]
+        requested = size["hbm_total"] + size["outside_utilization"]
+        allowed = f"the {requested / 1e9:.2f} GB that gpu_memory_utilization={self.utilization:g} allows"
+        if weights > requested:
+            over = (weights - requested) / 1e9
+            return f"the weights alone ({weights / 1e9:.2f} GB per GPU) exceed {allowed}, by {over:.2f} GB"
+        return (
+            f"weights ({weights / 1e9:.2f} GB per GPU) and overhead ({overhead / 1e9:.2f} GB) leave nothing of {allowed}: "
+            f"{self.missing_bytes / 1e9:.2f} GB too much"
+        )
+
+
+def plan_budget(facts: EngineFacts) -> PoolBudget | NoRoom | str | None:
+    """The budget; a string says why it is not known; None when facts are missing or a block count is given."""
     if facts.num_gpu_blocks_override is not None:
         return None
     if facts.kv_cache_memory_bytes is not None:
@@ -50,8 +77,5 @@ def plan_budget(facts: EngineFacts) -> PoolBudget | str | None:
     )
     available = sum(term.bytes for term in terms)
     if available <= 0:
-        return (
-            f"weights ({weights} bytes per GPU) and overhead ({facts.overhead_bytes.value}) leave nothing "
-            f"of the {requested} bytes that gpu_memory_utilization={utilization.value:g} allows"
-        )
+        return NoRoom(utilization.value, terms)
     return PoolBudget(available, terms)

@@ -138,3 +138,11 @@ def ladder(models: tuple[ModelPlan, ...], *, by_sum: bool) -> tuple[Rung, ...]:
         Rung(model=name, label=label, replicas=replicas, tokens=tokens, ratio=ratio)
         for (tokens, name, label, replicas), ratio in zip(found, ratios, strict=False)
     )
+
+
+def weights_ratio(models: tuple[ModelPlan, ...]) -> float | None:
+    """The first model's weights against the second's; None with one model, or where they are not known."""
+    if len(models) < 2:
+        return None
+    first, second = models[0].weights_bytes, models[1].weights_bytes
+    return first / second if first and second else None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import DeploymentPlan, available_bytes
+from kvheadroom.capacity.memory import PoolBudget
 from kvheadroom.capacity.weights import WeightPlan, plan_weights
 
 Value = int | float | str | tuple[int, ...]
@@ -37,7 +38,7 @@ def figures(plan: DeploymentPlan) -> tuple[Figure, ...]:
 
 
 def _memory(plan: DeploymentPlan) -> Iterator[Figure]:
-    facts, budget = plan.facts, plan.budget
+    facts = plan.facts
     if facts.pool_from_hbm and facts.hbm_bytes is not None:
         hbm = facts.hbm_bytes
         yield Figure(
@@ -65,19 +66,16 @@ def _memory(plan: DeploymentPlan) -> Iterator[Figure]:
                 how=copied,
                 source=f"by {weights.basis}",
             )
-    if budget is not None:
-        for term in budget.terms:
-            yield Figure(
-                name=term.term, value=term.bytes, unit="B", how="a term of the sum", source=term.origin
-            )
-        if plan.layout is not None:
-            yield Figure(
-                name="kv_cache_memory",
-                value=_staged(available_bytes(budget, plan.layout)),
-                unit="B",
-                how="sum of the terms: what one GPU has for KV blocks",
-                source="vLLM 0.33.0 v1/worker/gpu_worker.py determine_available_memory",
-            )
+    for term in plan.terms:
+        yield Figure(name=term.term, value=term.bytes, unit="B", how="a term of the sum", source=term.origin)
+    if plan.layout is not None and isinstance(plan.budget, PoolBudget):
+        yield Figure(
+            name="kv_cache_memory",
+            value=_staged(available_bytes(plan.budget, plan.layout)),
+            unit="B",
+            how="sum of the terms: what one GPU has for KV blocks",
+            source="vLLM 0.33.0 v1/worker/gpu_worker.py determine_available_memory",
+        )
 
 
 def _layout(plan: DeploymentPlan) -> Iterator[Figure]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
-from kvheadroom.capacity.memory import PoolBudget, plan_budget
+from kvheadroom.capacity.memory import NoRoom, PoolBudget, plan_budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ def predict(facts: EngineFacts) -> Prediction:
         reasons.append(layout)
         layout = None
     budget = plan_budget(facts)
-    if isinstance(budget, str):
-        reasons.append(budget)
+    if isinstance(budget, str | NoRoom):
+        reasons.append(str(budget))
         budget = None
     pool = None
     if layout is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from kvheadroom.capacity.alternatives import TRADES
 from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import DeploymentPlan
-from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder
+from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
 from kvheadroom.capacity.plan_figures import figures, sum_figures
 from kvheadroom.outputs.json_report import to_json
 
@@ -18,6 +18,7 @@ def plan_json(models: Sequence[ModelPlan], *, by_sum: bool) -> str:
         {
             "assumptions": "article" if by_sum else "vllm",
             "models": [_model(model) for model in models],
+            "weights_ratio": weights_ratio(tuple(models)),
             "ladder": [asdict(rung) for rung in ladder(tuple(models), by_sum=by_sum)],
         },
         indent=2,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
 from kvheadroom.capacity.facts import MissingFact
-from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder
+from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
 from kvheadroom.capacity.plan_figures import Figure, figures, sum_figures
 from kvheadroom.outputs.numbers import count, signed
 from kvheadroom.outputs.plan_tables import (
@@ -188,12 +188,12 @@ def _ladder(models: tuple[ModelPlan, ...], *, by_sum: bool) -> Iterator[str]:
     rungs = ladder(models, by_sum=by_sum)
     if len(rungs) < 2 and len(models) < 2:
         return
-    if len(models) > 1:
-        first, second = (model.weights_bytes for model in models[:2])
-        if first and second:
-            ratio = first / second
-            more = f"{(1 - ratio) * 100:.1f}% smaller" if ratio <= 1 else f"{(ratio - 1) * 100:.1f}% larger"
-            yield f"{models[0].name}: weights {gb(first)} GB, {more} than {models[1].name} with {gb(second)} GB"
+    ratio = weights_ratio(models)
+    if ratio is not None:
+        more = f"{(1 - ratio) * 100:.1f}% smaller" if ratio <= 1 else f"{(ratio - 1) * 100:.1f}% larger"
+        first, second = models[:2]
+        text = f"{first.name}: weights {gb(first.weights_bytes)} GB, {more} than {second.name} with {gb(second.weights_bytes)} GB"
+        yield from wrapped(text, "", "  ")
     fleet = models[0].rows[0].plan.request.gpus
     unit = "tokens per GPU" if fleet is None else f"tokens on {fleet} GPUs"
     yield f"Least first, {'by the sum on paper' if by_sum else 'as vLLM does'}, in {unit}"
