@@ -125,6 +125,12 @@ def test_types_that_save_nothing_and_ways_that_vllm_refuses_are_no_alternatives(
     assert others(95_585_000_000, tensor_parallel_size=3) == {}
 
 
+def test_where_the_weights_do_not_fit_only_other_splits_are_alternatives() -> None:
+    base = plan_deployment(request("fp8", tensor_parallel_size=4))
+    assert base.outcome is Outcome.NO_ROOM
+    assert {other.kind for other in alternatives(base)} == {Kind.STAGES, Kind.ENGINES}
+
+
 def test_sixteen_bits_have_eight_as_an_alternative() -> None:
     found = others(95_585_000_000, tensor_parallel_size=8, kv_cache_dtype="bfloat16")
     assert found["--kv-cache-dtype fp8"] == 2_003_840

@@ -119,6 +119,9 @@ def _changes(base: DeploymentPlan) -> Iterator[tuple[dict[str, Any], Kind]]:
             },
             Kind.ENGINES,
         )
+    if base.outcome is Outcome.NO_ROOM:
+        # What changes the cache alone does not help.
+        return
     spread = _widest_context(base)
     if spread is not None:
         yield {"decode_context_parallel_size": spread}, Kind.CONTEXT

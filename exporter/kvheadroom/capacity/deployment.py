@@ -189,6 +189,8 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         return ends(Outcome.UNKNOWN, layout if isinstance(layout, str) else "the layout is not known")
     if isinstance(budget, str):
         return ends(Outcome.UNKNOWN, budget)
+    if engines > 1 and facts.pool_from_hbm and (facts.model is None or facts.model.num_experts):
+        return ends(Outcome.UNKNOWN, "how experts are shared out over data-parallel engines is not modelled")
     if isinstance(budget, NoRoom):
         return ends(Outcome.NO_ROOM, str(budget))
     override = facts.num_gpu_blocks_override
