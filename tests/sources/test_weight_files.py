@@ -1,6 +1,7 @@
 """Folders of weights, whole and not: what vLLM would load of them, and headers that lie."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,18 @@ def test_a_folder_without_weights_that_are_read_says_so(tmp_path: Path, name: st
     found = read_weight_files(tmp_path, None)
     assert found.total_bytes is None
     assert words in found.unknown
+
+
+def test_a_pipe_in_a_folder_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "it is not a regular file" in read_weight_files(tmp_path, None).unknown
+
+
+def test_a_folder_that_cannot_be_listed_says_so(tmp_path: Path) -> None:
+    assert (
+        "it cannot be listed (No such file or directory)"
+        in read_weight_files(tmp_path / "gone", None).unknown
+    )
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The format: 8 bytes (little-endian) with the length of the header, the header as
 
 import json
 import math
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,12 +95,16 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
         BadHeaderError: it is no whole safetensors file.
         OSError: it cannot be read.
     """
+    # A folder may be named by a server we do not own: no pipe or device is opened.
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise BadHeaderError("it is not a regular file")
     with path.open("rb") as file:
         length = header_length(file.read(LENGTH_BYTES))
         content = file.read(length)
         if len(content) < length:
             raise BadHeaderError("it ends within its header")
-        return parse_header(content, path.stat().st_size)
+        return parse_header(content, info.st_size)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
