@@ -1,4 +1,4 @@
-"""Writes the reference pages from the code: docs/metrics.md and docs/command-line.md.
+"""Writes the reference pages from the code: docs/metrics.md, docs/command-line.md and docs/gpus.md.
 
 `python docs/reference.py` writes them, `--check` tells whether the committed ones are current.
 """
@@ -51,7 +51,57 @@ def command_page() -> str:
     return text
 
 
-PAGES = {"metrics.md": metrics_page, "command-line.md": command_page}
+def gpus_page() -> str:
+    """Every GPU of the catalogue with its figures, and where each was seen."""
+    from kvheadroom.capacity.gpu_catalogue import GPUS
+    from kvheadroom.capacity.gpu_figures import CARDS
+    from kvheadroom.capacity.gpu_names import ALIASES, NOT_MODELLED
+
+    lines = [
+        "# GPUs",
+        "",
+        "Made from `capacity/gpu_figures.py` by `make golden`. Write a name in the config as `gpu: H100`, or what",
+        "`nvidia-smi -L` calls the card; case, spaces, hyphens and a leading NVIDIA or GeForce do not matter. For a card",
+        "that is not here leave `gpu` out and set `hbm_bytes` to `torch.cuda.mem_get_info()[1]`.",
+        "",
+        "Three totals, and they differ. vLLM budgets with CUDA's. NVML's is what nvidia-smi shows: it counts what the",
+        "driver reserves, and it decides the default batch. GB on the box are 10^9 bytes, more or less. GiB is 2^30 bytes,",
+        "MiB 2^20. The CUDA total moves by some MiB with the driver, so a budget made of it is off by up to about 0.1 GiB,",
+        "on a GH200 by up to 0.5. Switching ECC changes the totals of cards with GDDR by several per cent. `hbm_bytes` of",
+        "your own is exact. Under Windows and WSL CUDA's total is NVML's (seen on RTX 3090, RTX 4090 and RTX PRO 6000): set",
+        "`hbm_bytes` there.",
+        "",
+        "| name | compute capability | CUDA total as taken, bytes | in GiB | NVML total, MiB | GB on the box | tokens, requests at once |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, gpu in CARDS.items():
+        major, minor = gpu.capability
+        cuda, nvml, batch = gpu.cuda_total_bytes, gpu.nvml_total_bytes, gpu.batch
+        cells = (
+            name,
+            f"{major}.{minor}",
+            "not known" if cuda is None else f"{cuda:,}",
+            "not known" if cuda is None else f"{cuda / 2**30:.2f}",
+            "not known" if nvml is None else f"{nvml // 2**20:,}",
+            "sellers differ" if gpu.marketed_gb is None else f"{gpu.marketed_gb:g}",
+            f"{batch.max_num_batched_tokens:,}, {batch.max_num_seqs:,}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Where the figures were seen", ""]
+    lines += ["`owner/repository#number` is a thread on GitHub. nvidia-smi shows whole MiB.", ""]
+    lines += [f"- **{name}**: {gpu.source}. NVML: {gpu.nvml_source}." for name, gpu in CARDS.items()]
+    lines += ["", "## Names", ""]
+    for name, gpu in GPUS.items():
+        called = [*gpu.nvml_names, *(alias for alias, target in ALIASES.items() if target == name)]
+        also = f"also {', '.join(called)}" if called else ""
+        lines.append(f"- **{name}**: {'; '.join(filter(None, ('' if name in CARDS else gpu.source, also)))}.")
+    lines += ["", "## Known, but not modelled", ""]
+    for reason in dict.fromkeys(NOT_MODELLED.values()):
+        lines.append(f"- {', '.join(name for name, why in NOT_MODELLED.items() if why == reason)}: {reason}.")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"metrics.md": metrics_page, "command-line.md": command_page, "gpus.md": gpus_page}
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name
+from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name, not_modelled_because
 
 
 class ConfigError(OperatorError):
@@ -65,6 +65,11 @@ def _gpu(value: object) -> object:
         return value
     name = catalogue_name(value)
     if name is None:
+        reason = not_modelled_because(value)
+        if reason is not None:
+            raise ValueError(
+                f"{value!r}: {reason}; leave `gpu` out, and what vLLM reports is shown without it"
+            )
         raise ValueError(
             f"{value!r} is not in the catalogue ({', '.join(GPUS)}, CPU); "
             "for another GPU leave `gpu` out and set `hbm_bytes`"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name
+from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
 
 if TYPE_CHECKING:
     from kvheadroom.planner import PlanOptions
@@ -138,6 +138,9 @@ def gpu_name(text: str) -> str:
     """A card of the catalogue, in any case."""
     name = catalogue_name(text)
     if name is None:
+        reason = not_modelled_because(text)
+        if reason is not None:
+            raise argparse.ArgumentTypeError(f"{text[:60]!r}: {reason}")
         raise argparse.ArgumentTypeError(
             f"{text[:60]!r} is not in the catalogue ({', '.join(GPUS)}, CPU); for another card leave --gpu out and say "
             "--hbm-bytes N (torch.cuda.mem_get_info()[1]), or name a card of its generation beside --hbm-bytes"
@@ -205,7 +208,7 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         "--weights-bytes", type=whole_number, metavar="N", help="bytes of the whole checkpoint"
     )
     weights.add_argument("--index", type=Path, metavar="FILE", help="a safetensors index that tells them")
-    what.add_argument("--gpu", type=gpu_name, metavar="NAME", help=f"{', '.join(GPUS)}, or CPU")
+    what.add_argument("--gpu", type=gpu_name, metavar="NAME", help="B200, H100, ... (docs/gpus.md), or CPU")
     what.add_argument(
         "--hbm-bytes",
         type=whole_number,

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
-from kvheadroom.capacity.gpu_catalogue import ALIASES, CPU
+from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.readings import EchoedFlags
 
@@ -24,15 +24,11 @@ def is_refused(row: Mapping[str, Any]) -> bool:
     return bool(row["expected"].get("refused"))
 
 
-def _catalogue_name(gpu: str | None) -> str | None:
-    return CPU if gpu == "CPU" else None if gpu is None else ALIASES.get(gpu, gpu)
-
-
 def facts_of(case: Mapping[str, Any]) -> EngineFacts:
     """The facts of one row, or of one made from it; `--max-model-len auto` counts as not said."""
     flags = {name: value for name, value in case["flags"].items() if value not in (-1, "auto", None)}
     return resolve_facts(
-        operator=OperatorFacts(flags=flags, gpu=_catalogue_name(case["gpu"])),
+        operator=OperatorFacts(flags=flags, gpu=None if case["gpu"] is None else catalogue_name(case["gpu"])),
         answers=ServerAnswers(version=case["vllm_version"]),
         echoed=EchoedFlags(),
         model_files=ModelFiles(folder="", config=case["config"]),

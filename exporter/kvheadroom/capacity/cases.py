@@ -15,7 +15,7 @@ from kvheadroom.capacity.facts import (
     ServerAnswers,
 )
 from kvheadroom.capacity.facts_resolution import resolve_facts
-from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name
+from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
@@ -214,6 +214,9 @@ def _gpu(case: Mapping[str, Any]) -> str:
     if given is None:
         raise _UnknownCaseError("`gpu` is missing")
     name = catalogue_name(given) if isinstance(given, str) else None
+    reason = not_modelled_because(given) if isinstance(given, str) else None
+    if reason is not None:
+        raise _UnknownCaseError(f"`gpu` is {shown(given)}: {reason}")
     if name is None:
         raise _UnknownCaseError(
             f"`gpu` is {shown(given)}; a name of the catalogue is needed ({', '.join(GPUS)}, CPU)"

@@ -75,7 +75,7 @@ def resolve_facts(
     override = _optional(echoed.num_gpu_blocks_override, flags.get("num_gpu_blocks_override"))
     weights_bytes = _weights(operator, model_files)
     if kv_cache_memory_bytes is None and override is None:
-        missing += _missing_for_pool(platform, hbm_bytes, weights_bytes, model_files)
+        missing += _missing_for_pool(operator.gpu, hbm_bytes, weights_bytes, model_files)
 
     max_model_len = _optional(answers.max_model_len, flags.get("max_model_len"), Origin.SERVER)
     if max_model_len is None and model is not None and model.usual_context is not None:
@@ -212,13 +212,13 @@ def _batched_tokens(
 
 
 def _missing_for_pool(
-    platform: Fact[str],
+    gpu: str | None,
     hbm_bytes: Fact[int] | None,
     weights_bytes: Fact[int] | None,
     model_files: ModelFiles | None,
 ) -> list[MissingFact]:
     """What is missing where the pool is what memory leaves over."""
-    if platform.value == CPU:
+    if gpu == CPU:
         return [
             MissingFact(
                 "kv_cache_memory_bytes",
@@ -232,7 +232,8 @@ def _missing_for_pool(
         missing.append(
             MissingFact(
                 "hbm_bytes",
-                "neither the size of the pool nor that of the GPU's memory is known",
+                "neither the size of the pool nor that of the GPU's memory is known"
+                + ("" if gpu is None else f" (`gpu: {gpu}`: {GPUS[gpu].source})"),
                 "set `gpu: B200` (or another name of the catalogue), or `hbm_bytes: N` "
                 "(torch.cuda.mem_get_info()[1])",
             )

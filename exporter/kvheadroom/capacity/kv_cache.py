@@ -23,8 +23,10 @@ from kvheadroom.capacity.parallelism import pipeline_stages
 from kvheadroom.capacity.refusals import refusals
 from kvheadroom.capacity.settings_resolution import resolve_settings
 
-# One card of every generation: where the GPU is not said, they must agree.
-_GENERATIONS = tuple(dict.fromkeys(gpu.capability for gpu in GPUS.values()))
+# Every generation: where the GPU is not said, they must agree. 8.6 plans as 8.0 does: within 8.x vLLM tells 8.9 apart and
+# nothing else. Its tests there are `has_device_capability(89)` (platforms/cuda.py supports_fp8, backends/triton_attn.py,
+# mla/triton_mla.py), floors of 8.0 or less, and families, which are whole major versions.
+_GENERATIONS = tuple(dict.fromkeys(gpu.capability for gpu in GPUS.values() if gpu.capability != (8, 6)))
 
 # Classes with attention of their own, which goes its own way with `--kv-cache-dtype-skip-layers`.
 _OWN_ATTENTION = ("KimiK3", "MiniMaxM3")
@@ -134,8 +136,8 @@ def plan_layout(facts: EngineFacts) -> KvLayout | Refusal | str | None:
     if all(plan == plans[0] for plan in plans):
         return plans[0]
     return (
-        "with this model and these flags the GPU decides how the cache is cut; say it (`gpu: H200`; "
-        f"known: {', '.join(GPUS)})"
+        "with this model and these flags the GPU decides how the cache is cut; say it (`gpu: H200`, or what "
+        "`nvidia-smi -L` calls it)"
     )
 
 

@@ -269,7 +269,7 @@ GPU_TOTAL = Metric(
     "gpu_memory_total_bytes",
     "gauge",
     GPU_LABELS,
-    "Memory of the GPU as NVML counts it; CUDA's total, which vLLM budgets with, is 0.5 to 0.9 GiB less. "
+    "Memory of the GPU as NVML counts it; CUDA's total, which vLLM budgets with, is 0.4 to 1.1 GiB less. "
     "replica is empty for a GPU that the config gives to nobody; a GPU given to several has a series for each.",
 )
 GPU_RESERVED = Metric(
