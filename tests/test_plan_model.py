@@ -212,6 +212,9 @@ def test_a_folder_of_a_small_model_is_planned_with_its_own_index(tmp_path: Path)
     assert answer["models"][0]["weights_bytes"] == 1 << 20
     # Blocks of 16 tokens: 1,000 tokens take 63 and 2,000 take 125.
     assert [fit["blocks"] for fit in row["sessions"]] == [63, 125]
+    # 1,024 B per token: 63 x 16 x 1,024 B for 1,000 tokens.
+    text = plan(str(tmp_path), "--gpu", "H100", "--session-tokens", "1k,2k").stdout
+    assert "TP 1   1,000      63  0.00       1.0" in text
 
 
 def test_a_folder_without_weights_says_what_to_give_and_ends_with_1(tmp_path: Path) -> None:
@@ -249,6 +252,14 @@ def test_a_card_that_is_not_in_the_catalogue_is_planned_by_its_bytes(tmp_path: P
         "how": "of one GPU, as CUDA reports it",
         "source": "your config",
     }
+
+
+def test_the_gb_on_the_box_can_be_said() -> None:
+    arguments = [NVFP4[0], *NVFP4[1:3], "--gpu", "GB200", "--tp", "8"]
+    (row,) = document(*arguments)["models"][0]["plans"]
+    assert "--marketed-gb" in row["article"]["reason"]
+    (row,) = document(*arguments, "--marketed-gb", "180")["models"][0]["plans"]
+    assert row["article"]["tokens"] == 2_003_889
 
 
 def test_a_replica_that_is_larger_than_the_fleet_is_told_and_ends_with_1() -> None:

@@ -215,6 +215,13 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         metavar="N",
         help="memory of one GPU as CUDA reports it, for a card that is not in the catalogue",
     )
+    what.add_argument(
+        "--marketed-gb",
+        type=gigabytes,
+        dest="marketed_bytes",
+        metavar="X",
+        help="GB on the box of one GPU, for the sum on paper (default: the catalogue's)",
+    )
     what.add_argument("--gpus", type=whole_number, metavar="N", help="GPUs of the whole fleet")
     what.add_argument(
         "--session-tokens",
@@ -297,6 +304,7 @@ def read_plan_options(arguments: argparse.Namespace) -> "PlanOptions":
         swept={name: given[name] for _, name, _, _ in SWEPT if given[name] is not None},
         gpu=arguments.gpu,
         hbm_bytes=arguments.hbm_bytes,
+        marketed_bytes=arguments.marketed_bytes,
         overhead_bytes=arguments.overhead_bytes,
         version=arguments.vllm_version,
         session_tokens=arguments.session_tokens,

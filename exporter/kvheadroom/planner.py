@@ -46,6 +46,7 @@ class PlanOptions:
     swept: Mapping[str, tuple[Any, ...]]
     gpu: str | None
     hbm_bytes: int | None
+    marketed_bytes: int | None
     overhead_bytes: int | None
     version: str | None
     session_tokens: tuple[int, ...]
@@ -146,4 +147,5 @@ def _requests(options: PlanOptions, source: ModelSource, files: ModelFiles) -> I
             version=options.version,
             session_tokens=options.session_tokens,
             gpus=options.gpus,
+            marketed_bytes=options.marketed_bytes,
         )

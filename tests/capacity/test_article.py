@@ -168,6 +168,15 @@ def test_a_card_of_180_gb_has_191_51_as_cuda_counts() -> None:
     assert memory.change_bytes == 176_192_896_369 - 165_600_000_000
 
 
+def test_memory_that_was_said_is_the_same_on_both_sides() -> None:
+    asked = request(tensor_parallel_size=8)
+    asked = replace(asked, operator=replace(asked.operator, hbm_bytes=180 * 10**9))
+    (planned,) = plan_model("m", "", (asked,), by_sum=True).rows
+    assert summed(planned).tokens == 2_003_889
+    assert [step.key for step in planned.bridge] == ["sum", "blocks", "null_block"]
+    assert planned.bridge[1].tokens == 2_003_840
+
+
 def test_a_smaller_checkpoint_and_fewer_copies_are_told_in_one_ladder() -> None:
     models = tuple(
         plan_model(name, "", tuple(request(name, tensor_parallel_size=tp) for tp in (4, 8)), by_sum=True)

@@ -125,7 +125,7 @@ def simple_sum(plan: DeploymentPlan) -> SimpleSum | str:
         )
     hbm = marketed_bytes(plan)
     if hbm is None:
-        return "the GB on the box of this GPU are not known; give --hbm-bytes"
+        return "the GB on the box of this GPU are not known (--marketed-gb X)"
     weights = checkpoint_bytes(plan)
     if weights is None:
         return "the size of the weights is not known"
@@ -141,7 +141,9 @@ def simple_sum(plan: DeploymentPlan) -> SimpleSum | str:
 
 
 def marketed_bytes(plan: DeploymentPlan) -> int | None:
-    """The GB on the box; bytes that were said win."""
+    """The GB on the box; what was said wins."""
+    if plan.request.marketed_bytes is not None:
+        return plan.request.marketed_bytes
     operator = plan.request.operator
     if operator.hbm_bytes is not None:
         return operator.hbm_bytes
@@ -219,6 +221,7 @@ def _byte_steps(
     if facts.hbm_bytes is not None:
         requested = math.ceil(facts.hbm_bytes.value * facts.gpu_memory_utilization.value)
         kv_bytes += requested - simple.budget_bytes
+    if facts.hbm_bytes is not None and facts.hbm_bytes.value != simple.hbm_bytes:
         yield (
             "memory",
             f"memory as CUDA reports it, {facts.hbm_bytes.value / GB:.2f} GB, not {simple.hbm_bytes / GB:g} GB",

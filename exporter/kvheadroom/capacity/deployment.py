@@ -39,6 +39,7 @@ class PlanRequest:
         version: vLLM's release, None: the newest that is known, and marked so.
         session_tokens: lengths to count sessions of; empty: the usual one, at most max_model_len.
         gpus: GPUs of the whole fleet, None: one replica.
+        marketed_bytes: the GB on the box of a card, for the sum on paper; None: the catalogue's.
     """
 
     model_files: ModelFiles
@@ -46,6 +47,7 @@ class PlanRequest:
     version: str | None = None
     session_tokens: tuple[int, ...] = ()
     gpus: int | None = None
+    marketed_bytes: int | None = None
 
     def with_flags(self, changes: Mapping[str, Any]) -> "PlanRequest":
         """The same with other flags; None takes a flag away."""
@@ -60,14 +62,21 @@ class SessionFit:
 
     Attributes:
         blocks: blocks of one session, over all groups of layers.
+        session_bytes: of one GPU, the stage with the widest blocks.
         sessions: num_blocks / blocks, as vLLM counts its "maximum concurrency".
         whole_sessions: sessions that really fit at once, the null block set aside.
     """
 
     session_tokens: int
     blocks: int
+    session_bytes: int
     sessions: float
     whole_sessions: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one GPU for each token of such a session."""
+        return self.session_bytes / self.session_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +246,7 @@ def _fits(request: PlanRequest, layout: KvLayout, pool: PredictedPool) -> tuple[
             SessionFit(
                 session_tokens=length,
                 blocks=blocks,
+                session_bytes=blocks * layout.bytes_per_block,
                 sessions=pool.num_blocks / blocks,
                 whole_sessions=(pool.num_blocks - 1) // blocks,
             )

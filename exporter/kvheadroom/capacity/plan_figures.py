@@ -206,6 +206,13 @@ def _sessions(plan: DeploymentPlan) -> Iterator[Figure]:
             source="vLLM 0.33.0 v1/kv_cache_interface.py",
         )
         yield Figure(
+            name=f"bytes of {length} tokens",
+            value=fit.session_bytes,
+            unit="B",
+            how=f"blocks x bytes_per_block of one GPU, {fit.bytes_per_token:,.1f} B per token",
+            source="of the widest stage",
+        )
+        yield Figure(
             name=f"sessions of {length} tokens",
             value=fit.sessions,
             unit="sessions",

@@ -14,6 +14,7 @@ from kvheadroom.outputs.plan_tables import (
     columns,
     gb,
     length_of,
+    lengths_table,
     others,
     sum_table,
     vllm_table,
@@ -51,6 +52,7 @@ def plan_report(models: Sequence[ModelPlan], *, by_sum: bool, explain: bool) -> 
         for table in tables:
             yield ""
             yield from table(model)
+        yield from lengths_table(model)
         yield from bridges(model)
         yield from others(model)
         if explain:

@@ -56,6 +56,28 @@ def vllm_table(model: ModelPlan) -> Iterator[str]:
             yield f"  {row.plan.label}: {fleet.idle_gpus} of {fleet.gpus} GPUs are left over"
 
 
+def lengths_table(model: ModelPlan) -> Iterator[str]:
+    """Sessions of each length, where several were asked for: short ones may cost more per token."""
+    if all(len(row.plan.fits) < 2 for row in model.rows):
+        return
+    yield ""
+    yield "Sessions by length, per engine; bytes per GPU"
+    rows = [
+        (
+            row.plan.label if fit is row.plan.fits[0] else "",
+            f"{fit.session_tokens:,}",
+            f"{fit.blocks:,}",
+            gb(fit.session_bytes),
+            f"{fit.bytes_per_token / 1000:,.1f}",
+            f"{fit.sessions:,.2f}",
+            f"{fit.whole_sessions:,}",
+        )
+        for row in model.rows
+        for fit in row.plan.fits
+    ]
+    yield from columns(("", "tokens", "blocks", "GB", "KB/token", "sessions", "whole"), rows)
+
+
 def verdict(plan: DeploymentPlan) -> str:
     """Whether it starts, in a word or two, with the longest length that does."""
     if plan.pool is None or plan.pool.longest_bootable is None:
