@@ -329,7 +329,10 @@ def test_an_empty_name_of_a_file_is_told_so() -> None:
     assert run.stderr == "kvheadroom: --cases: the name of a file is needed\n"
 
 
-DAEMONS_LIBRARIES = {"aiohttp", "jinja2", "prometheus_client", "pydantic", "pynvml", "uvloop", "yaml"}
+# And requests, which only a name on the hub needs.
+DAEMONS_LIBRARIES = {
+    "aiohttp", "jinja2", "prometheus_client", "pydantic", "pynvml", "requests", "uvloop", "yaml",
+}  # fmt: skip
 
 
 def imported_by(tmp_path: Path, code: str, *arguments: str) -> set[str]:

@@ -14,6 +14,7 @@ from tests.capacity.facts_builder import TINY_LLAMA
 from tests.daemon import COMMAND
 from tests.doubles.http_server import http_server, text_answer
 from tests.sources.safetensors_files import write_file
+from tests.test_plan import imported_by
 
 NVFP4 = [str(CONFIGS["nvfp4"]), "--weights-bytes", str(WEIGHTS_BYTES["nvfp4"]), "--gpu", "B200"]
 FP8 = [str(CONFIGS["fp8"]), "--weights-bytes", str(WEIGHTS_BYTES["fp8"]), "--gpu", "B200"]
@@ -301,6 +302,25 @@ def test_a_hub_that_gives_no_model_ends_with_1_and_never_shows_the_token() -> No
     assert "no such model" in run.stderr
     assert "hf_secret_word" not in run.stderr
     assert seen[0][1]["Authorization"] == "Bearer hf_secret_word"
+
+
+def test_a_model_of_this_machine_needs_none_of_the_daemons_libraries(tmp_path: Path) -> None:
+    code = "import sys; from kvheadroom.cli import main; main(sys.argv[1:])"
+    folder = tmp_path / "model"
+    folder.mkdir()
+    arguments = ["plan", str(tiny(folder)), "--gpu", "H100", "--json"]
+    assert imported_by(tmp_path, code, *arguments) == set()
+
+
+def test_an_architecture_that_is_not_known_is_told_and_ends_with_1(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["FooForCausalLM"]}')
+    run = plan(str(tmp_path), "--gpu", "H100", "--weights-bytes", "1g")
+    assert run.returncode == 1
+    answer = " ".join(run.stdout.split("\n\n")[0].split())
+    assert answer.startswith(
+        "TP 1 on 1 x H100: cannot be told: the KV-cache rules of FooForCausalLM are not known"
+    )
+    assert "give --" not in answer
 
 
 def test_every_example_of_the_help_can_be_parsed() -> None:

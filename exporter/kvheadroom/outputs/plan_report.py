@@ -117,7 +117,8 @@ def _why_not(plan: DeploymentPlan) -> str:
         return f"vLLM refuses: {plan.reason}."
     if plan.outcome is Outcome.NO_ROOM:
         return f"does not fit: {plan.reason}."
-    ways = "".join(f"; give {way}" for way in map(_way_out, plan.facts.missing) if way)
+    missing = () if plan.facts.obstacles else plan.facts.missing
+    ways = "".join(f"; give {way}" for way in map(_way_out, missing) if way)
     return f"cannot be told: {plan.reason}{ways}."
 
 
