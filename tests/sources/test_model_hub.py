@@ -228,6 +228,23 @@ def test_a_name_that_does_not_resolve_says_what_to_do() -> None:
     assert "hub.invalid cannot be reached" in got.detail
 
 
+@pytest.mark.parametrize("endpoint", ["hub.example", "ftp://hub.example", "http://"])
+def test_an_endpoint_that_is_no_address_is_told(endpoint: str) -> None:
+    got = fetch_model_files(hub(endpoint), MODEL)
+    assert isinstance(got, SourceFailure)
+    assert "is no address; HF_ENDPOINT must be one such as https://" in got.detail
+
+
+def test_a_proxy_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+    got = fetch_model_files(hub("http://hub.invalid"), MODEL)
+    assert isinstance(got, SourceFailure)
+    assert "the proxy of HTTPS_PROXY or HTTP_PROXY cannot be used" in got.detail
+
+
 def test_a_certificate_that_is_not_trusted_is_told(tmp_path: Path) -> None:
     with http_server({CONFIG: json_answer({})}, certificate=make_certificate(tmp_path)) as (endpoint, _):
         got = fetch_model_files(hub(endpoint.replace("http:", "https:")), MODEL)

@@ -15,7 +15,7 @@ import requests
 from kvheadroom import __version__
 from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
-from kvheadroom.sources.hub_environment import SOURCE, HubEnvironment, HubName
+from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
 from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
 from kvheadroom.sources.safetensors import LENGTH_BYTES, BadHeaderError, header_length, parse_header
 from kvheadroom.sources.weight_files import INDEX_NAME, total_size
@@ -124,6 +124,18 @@ class _Hub:
             return self._failed(
                 file, FailureReason.TLS, detail + "of your own, set REQUESTS_CA_BUNDLE=/path/ca.pem"
             )
+        except requests.exceptions.ProxyError as error:
+            detail = (
+                f"the proxy of HTTPS_PROXY or HTTP_PROXY cannot be used ({_innermost(error)}); {_OFFLINE_WAY}"
+            )
+            return self._failed(file, FailureReason.UNREACHABLE, detail)
+        except (
+            requests.exceptions.InvalidSchema,
+            requests.exceptions.InvalidURL,
+            requests.exceptions.MissingSchema,
+        ):
+            detail = f"{url[:200]!r} is no address; HF_ENDPOINT must be one such as {DEFAULT_ENDPOINT}"
+            return self._failed(file, FailureReason.BAD_ANSWER, detail)
         except requests.exceptions.Timeout:
             detail = f"{urlsplit(url).hostname} was silent for {SILENCE_SECONDS:g} s; {_OFFLINE_WAY}"
             return self._failed(file, FailureReason.TIMEOUT, detail)
