@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, plan_deployment
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_catalogue import GPUS
-from kvheadroom.capacity.weights import WeightPlan, plan_weights
+from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
 GB = 10**9
 _PLANNING = "v1/core/kv_cache_planning.py"
@@ -155,8 +155,8 @@ def checkpoint_bytes(plan: DeploymentPlan) -> int | None:
     """All weights of the checkpoint: as said, as its index says, or as its config makes them."""
     if plan.facts.weights_bytes is not None:
         return plan.facts.weights_bytes.value
-    weights = plan_weights(plan.facts)
-    return weights.total_bytes if isinstance(weights, WeightPlan) else None
+    weights = weights_of(plan.facts)
+    return weights.plan.total_bytes if isinstance(weights, RankWeights) and weights.plan else None
 
 
 def as_the_sum_takes_it(plan: DeploymentPlan) -> DeploymentPlan:
@@ -228,23 +228,24 @@ def _byte_steps(
             kv_bytes,
             "v1/worker/utils.py request_memory",
         )
-    weights = plan_weights(facts)
-    if isinstance(weights, WeightPlan):
-        if weights.not_loaded_bytes:
-            kv_bytes += weights.not_loaded_bytes / tp
+    weights = weights_of(facts)
+    if isinstance(weights, RankWeights) and weights.plan is not None:
+        held = weights.plan
+        if held.not_loaded_bytes:
+            kv_bytes += held.not_loaded_bytes / tp
             yield (
                 "not_loaded",
-                f"{weights.not_loaded_bytes / GB:.2f} GB of the checkpoint that this start does not load",
+                f"{held.not_loaded_bytes / GB:.2f} GB of the checkpoint that this start does not load",
                 kv_bytes,
-                weights.basis,
+                weights.origin,
             )
-        if tp > 1 and weights.replicated_bytes:
-            kv_bytes -= weights.replicated_bytes * (tp - 1) / tp
+        if tp > 1 and held.replicated_bytes:
+            kv_bytes -= held.replicated_bytes * (tp - 1) / tp
             yield (
                 "replicated",
-                f"{weights.replicated_bytes / GB:.3f} GB that every GPU holds whole, not a share of it",
+                f"{held.replicated_bytes / GB:.3f} GB that every GPU holds whole, not a share of it",
                 kv_bytes,
-                weights.basis,
+                weights.origin,
             )
     if round(kv_bytes) != available:
         yield "shapes", "the exact shapes of what one GPU holds", available, "weights of one rank"

@@ -14,6 +14,7 @@ from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.memory import MemoryTerm, NoRoom, PoolBudget, plan_budget
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
+from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.readings import EchoedFlags
 
 AUTO_LENGTH = -1
@@ -151,9 +152,7 @@ class DeploymentPlan:
     @property
     def kv_bytes(self) -> int | None:
         """Bytes for KV blocks of one GPU, the stage with the least; None where there are none, or none are known."""
-        if self.layout is None or not isinstance(self.budget, PoolBudget):
-            return None
-        return min(available_bytes(self.budget, self.layout))
+        return self.budget.available_bytes if isinstance(self.budget, PoolBudget) else None
 
 
 USUAL_SESSION_TOKENS = 262_144
@@ -198,14 +197,14 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         return ends(Outcome.UNKNOWN, layout if isinstance(layout, str) else "the layout is not known")
     if isinstance(budget, str):
         return ends(Outcome.UNKNOWN, budget)
-    if engines > 1 and facts.pool_from_hbm and (facts.model is None or facts.model.num_experts):
+    if engines > 1 and _is_even_share(facts):
         return ends(Outcome.UNKNOWN, "how experts are shared out over data-parallel engines is not modelled")
     if isinstance(budget, NoRoom):
         return ends(Outcome.NO_ROOM, str(budget))
     override = facts.num_gpu_blocks_override
     pool = plan_pool(
         planned,
-        None if budget is None else available_bytes(budget, planned),
+        None if budget is None else budget.stage_available_bytes,
         None if override is None else override.value,
         None if facts.max_model_len is None else facts.max_model_len.value,
         fit_length=fit_length,
@@ -220,9 +219,15 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     return ends(*_verdict(pool), pool)
 
 
-def available_bytes(budget: PoolBudget, layout: KvLayout) -> tuple[int, ...]:
-    """Bytes per GPU for KV blocks, for each pipeline stage."""
-    return tuple(budget.available_bytes for _ in layout.stage_layers)
+def _is_even_share(facts: EngineFacts) -> bool:
+    """Whether the pool hangs on an even share of weights that have experts."""
+    weights = weights_of(facts)
+    return (
+        facts.pool_from_hbm
+        and isinstance(weights, RankWeights)
+        and weights.plan is None
+        and (facts.model is None or bool(facts.model.num_experts))
+    )
 
 
 def _verdict(pool: PredictedPool) -> tuple[Outcome, str]:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.rank_weights import weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,20 @@ class MemoryTerm:
 
 @dataclass(frozen=True, slots=True)
 class PoolBudget:
-    """Bytes per GPU for KV blocks, and the sum that led there."""
+    """Bytes per GPU for KV blocks, and the sum that led there.
 
-    available_bytes: int
+    Attributes:
+        stage_available_bytes: for each pipeline stage.
+        terms: of the stage with the least.
+    """
+
+    stage_available_bytes: tuple[int, ...]
     terms: tuple[MemoryTerm, ...]
+
+    @property
+    def available_bytes(self) -> int:
+        """Of the stage with the least."""
+        return min(self.stage_available_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +70,24 @@ def plan_budget(facts: EngineFacts) -> PoolBudget | NoRoom | str | None:
     """The budget; a string says why it is not known; None when facts are missing or a block count is given."""
     if facts.num_gpu_blocks_override is not None:
         return None
+    stages = facts.pipeline_parallel_size.value
     if facts.kv_cache_memory_bytes is not None:
         fact = facts.kv_cache_memory_bytes
-        return PoolBudget(fact.value, (MemoryTerm("kv_cache_memory_bytes", fact.value, fact.origin),))
-    if facts.hbm_bytes is None or facts.weights_bytes is None:
-        return None
-    if facts.pipeline_parallel_size.value > 1:
-        return "how the weights are shared out over pipeline stages is not modelled by this version"
-    utilization, tp = facts.gpu_memory_utilization, facts.tensor_parallel_size
+        return PoolBudget(
+            (fact.value,) * stages, (MemoryTerm("kv_cache_memory_bytes", fact.value, fact.origin),)
+        )
+    weights = weights_of(facts)
+    if facts.hbm_bytes is None or weights is None or isinstance(weights, str):
+        return weights if isinstance(weights, str) else None
+    utilization = facts.gpu_memory_utilization
     requested = math.ceil(facts.hbm_bytes.value * utilization.value)
-    weights = math.ceil(facts.weights_bytes.value / tp.value)
     terms = (
         MemoryTerm("hbm_total", facts.hbm_bytes.value, facts.hbm_bytes.origin),
         MemoryTerm("outside_utilization", requested - facts.hbm_bytes.value, utilization.origin),
-        MemoryTerm("weights", -weights, facts.weights_bytes.origin),
+        MemoryTerm("weights", -max(weights.stage_bytes), weights.origin),
         MemoryTerm("overhead", -facts.overhead_bytes.value, facts.overhead_bytes.origin),
     )
-    available = sum(term.bytes for term in terms)
-    if available <= 0:
+    available = tuple(requested - held - facts.overhead_bytes.value for held in weights.stage_bytes)
+    if min(available) <= 0:
         return NoRoom(utilization.value, terms)
     return PoolBudget(available, terms)

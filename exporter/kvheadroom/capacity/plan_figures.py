@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvheadroom.capacity.article import SimpleSum
-from kvheadroom.capacity.deployment import DeploymentPlan, available_bytes
+from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.memory import PoolBudget
-from kvheadroom.capacity.weights import WeightPlan, plan_weights
+from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
 Value = int | float | str | tuple[int, ...]
 
@@ -55,23 +55,23 @@ def _memory(plan: DeploymentPlan) -> Iterator[Figure]:
             how="share of it that vLLM may use",
             source=facts.gpu_memory_utilization.note or "given",
         )
-    weights = plan_weights(facts)
-    if facts.pool_from_hbm and isinstance(weights, WeightPlan):
-        for kind in weights.terms:
+    weights = weights_of(facts)
+    if facts.pool_from_hbm and isinstance(weights, RankWeights) and weights.plan is not None:
+        for kind in weights.plan.terms:
             copied = "the same on every GPU" if kind.replicated else "one GPU's share"
             yield Figure(
                 name=f"weights of {kind.name}",
                 value=_staged(kind.stage_bytes),
                 unit="B",
                 how=copied,
-                source=f"by {weights.basis}",
+                source=weights.origin,
             )
     for term in plan.terms:
         yield Figure(name=term.term, value=term.bytes, unit="B", how="a term of the sum", source=term.origin)
-    if plan.layout is not None and isinstance(plan.budget, PoolBudget):
+    if isinstance(plan.budget, PoolBudget):
         yield Figure(
             name="kv_cache_memory",
-            value=_staged(available_bytes(plan.budget, plan.layout)),
+            value=_staged(plan.budget.stage_available_bytes),
             unit="B",
             how="sum of the terms: what one GPU has for KV blocks",
             source="vLLM 0.33.0 v1/worker/gpu_worker.py determine_available_memory",

@@ -1,0 +1,44 @@
+"""The weights that one GPU holds: planned tensor by tensor where that is known, else an even share of what was said."""
+
+import math
+from dataclasses import dataclass
+
+from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.weights import WeightPlan, plan_weights
+
+TOLERANCE = 0.02
+"""A checkpoint that differs more from what its config.json makes is stored in another way than config.json says."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """Weights of one GPU.
+
+    Attributes:
+        stage_bytes: for each pipeline stage.
+        plan: tensor by tensor; None for an even share.
+        origin: where they are known from, for people.
+    """
+
+    stage_bytes: tuple[int, ...]
+    plan: WeightPlan | None
+    origin: str
+
+
+def weights_of(facts: EngineFacts) -> RankWeights | str | None:
+    """The weights; a string says why they are not known; None when nobody said how many there are."""
+    plan, said = plan_weights(facts), facts.weights_bytes
+    if isinstance(plan, WeightPlan) and (said is None or not _contradicts(plan, said.value)):
+        basis = {"headers": "the files' headers", "index": "the index", "config": "config.json"}[plan.basis]
+        return RankWeights(plan.stage_bytes, plan, f"tensor by tensor, by {basis}")
+    if said is None:
+        return None
+    if facts.pipeline_parallel_size.value > 1:
+        return "how the weights are shared out over pipeline stages is not modelled by this version"
+    share = math.ceil(said.value / facts.tensor_parallel_size.value)
+    return RankWeights((share,), None, f"{said.origin}, an even share for each GPU")
+
+
+def _contradicts(plan: WeightPlan, said_bytes: int) -> bool:
+    """Whether config.json makes another checkpoint than the one whose size was said."""
+    return plan.basis == "config" and abs(plan.total_bytes - said_bytes) > TOLERANCE * said_bytes
