@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, plan_deployment
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_catalogue import GPUS
-from kvheadroom.capacity.rank_weights import RankWeights, weights_of
+from kvheadroom.capacity.rank_weights import RankWeights
 
 GB = 10**9
 _PLANNING = "v1/core/kv_cache_planning.py"
@@ -155,8 +155,8 @@ def checkpoint_bytes(plan: DeploymentPlan) -> int | None:
     """All weights of the checkpoint: as said, as its index says, or as its config makes them."""
     if plan.facts.weights_bytes is not None:
         return plan.facts.weights_bytes.value
-    weights = weights_of(plan.facts)
-    return weights.plan.total_bytes if isinstance(weights, RankWeights) and weights.plan else None
+    weights = plan.weights
+    return None if weights is None or weights.plan is None else weights.plan.total_bytes
 
 
 def as_the_sum_takes_it(plan: DeploymentPlan) -> DeploymentPlan:
@@ -181,7 +181,7 @@ def bridge(plan: DeploymentPlan, simple: SimpleSum) -> tuple[BridgeStep, ...]:
         return ()
     steps = [
         (key, step, round(kv_bytes), simple.tokens_of(kv_bytes), source)
-        for key, step, kv_bytes, source in _byte_steps(plan.facts, simple, available)
+        for key, step, kv_bytes, source in _byte_steps(plan.facts, plan.weights, simple, available)
     ]
     tokens, in_blocks = pool.num_blocks * layout.block_tokens, pool.pool_bytes
     counting = "v1/core/kv_cache_utils.py update_kv_cache_capacity"
@@ -214,7 +214,7 @@ def bridge(plan: DeploymentPlan, simple: SimpleSum) -> tuple[BridgeStep, ...]:
 
 
 def _byte_steps(
-    facts: EngineFacts, simple: SimpleSum, available: int
+    facts: EngineFacts, weights: RankWeights | None, simple: SimpleSum, available: int
 ) -> Iterator[tuple[str, str, float, str]]:
     kv_bytes, tp = simple.kv_bytes, simple.tensor_parallel
     yield "sum", "the sum on paper", kv_bytes, "GB on the box x utilization - overhead - checkpoint / TP"
@@ -228,8 +228,7 @@ def _byte_steps(
             kv_bytes,
             "v1/worker/utils.py request_memory",
         )
-    weights = weights_of(facts)
-    if isinstance(weights, RankWeights) and weights.plan is not None:
+    if weights is not None and weights.plan is not None:
         held = weights.plan
         if held.not_loaded_bytes:
             kv_bytes += held.not_loaded_bytes / tp

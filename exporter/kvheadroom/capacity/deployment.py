@@ -14,7 +14,7 @@ from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.memory import MemoryTerm, NoRoom, PoolBudget, plan_budget
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
-from kvheadroom.capacity.rank_weights import RankWeights, weights_of
+from kvheadroom.capacity.rank_weights import RankWeights
 from kvheadroom.capacity.readings import EchoedFlags
 
 AUTO_LENGTH = -1
@@ -145,6 +145,11 @@ class DeploymentPlan:
         return next((-term.bytes for term in self.terms if term.term == "weights"), None)
 
     @property
+    def weights(self) -> RankWeights | None:
+        """The weights of one GPU; None where the pool does not depend on them, or they are not known."""
+        return None if self.budget is None else self.budget.weights
+
+    @property
     def terms(self) -> tuple[MemoryTerm, ...]:
         """The sum that leads to the bytes for KV blocks."""
         return () if self.budget is None else self.budget.terms
@@ -197,7 +202,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         return ends(Outcome.UNKNOWN, layout if isinstance(layout, str) else "the layout is not known")
     if isinstance(budget, str):
         return ends(Outcome.UNKNOWN, budget)
-    if engines > 1 and _is_even_share(facts):
+    if engines > 1 and made is not None and made.weights is not None and _is_even_share(facts, made.weights):
         return ends(Outcome.UNKNOWN, "how experts are shared out over data-parallel engines is not modelled")
     if isinstance(budget, NoRoom):
         return ends(Outcome.NO_ROOM, str(budget))
@@ -219,15 +224,9 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     return ends(*_verdict(pool), pool)
 
 
-def _is_even_share(facts: EngineFacts) -> bool:
-    """Whether the pool hangs on an even share of weights that have experts."""
-    weights = weights_of(facts)
-    return (
-        facts.pool_from_hbm
-        and isinstance(weights, RankWeights)
-        and weights.plan is None
-        and (facts.model is None or bool(facts.model.num_experts))
-    )
+def _is_even_share(facts: EngineFacts, weights: RankWeights) -> bool:
+    """Whether weights that have experts are shared out evenly, for want of better."""
+    return weights.plan is None and (facts.model is None or bool(facts.model.num_experts))
 
 
 def _verdict(pool: PredictedPool) -> tuple[Outcome, str]:

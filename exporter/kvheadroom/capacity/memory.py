@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.rank_weights import weights_of
+from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,12 @@ class PoolBudget:
     Attributes:
         stage_available_bytes: for each pipeline stage.
         terms: of the stage with the least.
+        weights: what of it the weights are; None where a flag gives the bytes.
     """
 
     stage_available_bytes: tuple[int, ...]
     terms: tuple[MemoryTerm, ...]
+    weights: RankWeights | None = None
 
     @property
     def available_bytes(self) -> int:
@@ -45,6 +47,7 @@ class NoRoom:
 
     utilization: float
     terms: tuple[MemoryTerm, ...]
+    weights: RankWeights | None
 
     @property
     def missing_bytes(self) -> int:
@@ -89,5 +92,5 @@ def plan_budget(facts: EngineFacts) -> PoolBudget | NoRoom | str | None:
     )
     available = tuple(requested - held - facts.overhead_bytes.value for held in weights.stage_bytes)
     if min(available) <= 0:
-        return NoRoom(utilization.value, terms)
-    return PoolBudget(available, terms)
+        return NoRoom(utilization.value, terms, weights)
+    return PoolBudget(available, terms, weights)

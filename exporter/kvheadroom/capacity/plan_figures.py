@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.memory import PoolBudget
-from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
 Value = int | float | str | tuple[int, ...]
 
@@ -55,8 +54,8 @@ def _memory(plan: DeploymentPlan) -> Iterator[Figure]:
             how="share of it that vLLM may use",
             source=facts.gpu_memory_utilization.note or "given",
         )
-    weights = weights_of(facts)
-    if facts.pool_from_hbm and isinstance(weights, RankWeights) and weights.plan is not None:
+    weights = plan.weights
+    if weights is not None and weights.plan is not None:
         for kind in weights.plan.terms:
             copied = "the same on every GPU" if kind.replicated else "one GPU's share"
             yield Figure(
