@@ -163,6 +163,7 @@ def test_numbers_are_read_as_vllm_reads_them(text: str, value: int) -> None:
         ([*NVFP4, "--max-model-len", "1.5K"], "takes no decimals; 1.5k"),
         ([*NVFP4, "--tp", "0"], "above 0"),
         ([*NVFP4, "--tp", "4,x"], "no whole number"),
+        ([*NVFP4, "--kv-cache-dtype", "fp8,"], "a word is needed"),
         ([*NVFP4, "--gpu-memory-utilization", "92"], "above 0 and at most 1"),
         ([*NVFP4, "--gpu-memory-utilization", "nan"], "above 0 and at most 1"),
         ([*NVFP4, "--overhead-gb", "-1"], "number of GB"),

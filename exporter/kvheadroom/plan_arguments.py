@@ -111,6 +111,13 @@ def several(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     return read_all
 
 
+def word(text: str) -> str:
+    """A name, such as that of a type or a backend."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("a word is needed")
+    return text.strip()
+
+
 def share(text: str) -> float:
     """A number above 0, at most 1 (`--gpu-memory-utilization`, config/cache.py)."""
     value = _number(text)
@@ -168,7 +175,7 @@ SWEPT: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
      "GPUs that share the tokens of a context"),
     (("--prefill-context-parallel-size", "-pcp", "--pcp"), "prefill_context_parallel_size", whole_number,
      "GPUs that share a prefill"),
-    (("--kv-cache-dtype",), "kv_cache_dtype", str.strip, "auto, bfloat16, fp8, fp8_e4m3, nvfp4, nvfp4_ds_mla, ..."),
+    (("--kv-cache-dtype",), "kv_cache_dtype", word, "auto, bfloat16, fp8, fp8_e4m3, nvfp4, nvfp4_ds_mla, ..."),
 )  # fmt: skip
 SINGLE: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
     (("--max-model-len",), "max_model_len", length_or_auto, "longest request; auto: the longest that starts"),
@@ -177,12 +184,12 @@ SINGLE: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
     (("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", whole_number, "bytes per GPU for KV, in place of the sum"),
     (("--num-gpu-blocks-override",), "num_gpu_blocks_override", whole_number, "blocks of the pool, in place of bytes"),
     (("--block-size",), "block_size", whole_number, "tokens of a block"),
-    (("--attention-backend",), "attention_backend", str.strip, "FLASHMLA_SPARSE, FLASHINFER, ..."),
-    (("--dtype",), "dtype", str.strip, "auto, bfloat16, float16, float32"),
+    (("--attention-backend",), "attention_backend", word, "FLASHMLA_SPARSE, FLASHINFER, ..."),
+    (("--dtype",), "dtype", word, "auto, bfloat16, float16, float32"),
     (("--max-num-batched-tokens",), "max_num_batched_tokens", whole_number, "tokens of a step; windows hold them"),
     (("--max-num-seqs",), "max_num_seqs", whole_number, "requests of a step"),
-    (("--mamba-cache-dtype",), "mamba_cache_dtype", str.strip, "type of recurrent states"),
-    (("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", str.strip, "type of their recurrent part"),
+    (("--mamba-cache-dtype",), "mamba_cache_dtype", word, "type of recurrent states"),
+    (("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", word, "type of their recurrent part"),
     (("--mamba-block-size",), "mamba_block_size", whole_number, "tokens of a block of states"),
     (("--speculative-config", "-sc"), "speculative_config", section, "JSON; --mtp N is its short form"),
 )  # fmt: skip
