@@ -99,7 +99,7 @@ def test_a_file_that_the_index_names_and_that_is_not_there_is_told(tmp_path: Pat
     found = read_weight_files(tmp_path, index(1000, a=A, b=B))
     assert found.total_bytes == 1000
     assert found.doubts == (
-        f"1 of 2 files that {INDEX_NAME} names are not in the folder; vLLM does not start from it",
+        f"1 of 2 files that {INDEX_NAME} names are not in the folder, and vLLM needs them all",
     )
 
 

@@ -102,7 +102,7 @@ def _by_index(folder: Path, index: Mapping[str, Any], stored: list[str]) -> Weig
 def _incomplete(named: tuple[str, ...], here: list[str], total: int | None) -> WeightFiles:
     """An index without all of its files: copied alone, or of a folder that is not whole."""
     lost = [name for name in named if name not in here]
-    few = f"{len(lost)} of {len(named)} files that {INDEX_NAME} names are not in the folder; vLLM does not start from it"
+    few = f"{len(lost)} of {len(named)} files that {INDEX_NAME} names are not in the folder, and vLLM needs them all"
     unknown = f"{INDEX_NAME} has no metadata.total_size, and the files that it names are not here"
     return WeightFiles(
         total_bytes=total,
