@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.plan_arguments import whole_number
+from kvheadroom.argument_readers import whole_number
 from tests.capacity.article_models import CONFIGS, WEIGHTS_BYTES
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.daemon import COMMAND
