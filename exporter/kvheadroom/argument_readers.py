@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from kvheadroom.capacity.facts import AUTO_LENGTH
 from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])", re.ASCII)
 _LARGEST = 2**53
-AUTO_LENGTH = -1
-"""`--max-model-len auto`, as vLLM writes it down."""
 
 
 def whole_number(text: str) -> int:

@@ -4,8 +4,8 @@ import json
 import random
 from typing import Any
 
-from kvheadroom.capacity.deployment import AUTO_LENGTH, Outcome, PlanRequest
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts
+from kvheadroom.capacity.deployment import Outcome, PlanRequest
+from kvheadroom.capacity.facts import AUTO_LENGTH, ModelFiles, OperatorFacts
 from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.model_plan import ModelPlan, plan_model
 from kvheadroom.outputs.plan_json import plan_json

@@ -9,16 +9,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import AUTO_LENGTH, EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.memory import MemoryTerm, NoRoom, PoolBudget, plan_budget
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.rank_weights import RankWeights
 from kvheadroom.capacity.readings import EchoedFlags
-
-AUTO_LENGTH = -1
-"""`--max-model-len auto`: vLLM takes the longest length that starts."""
 
 
 class Outcome(StrEnum):

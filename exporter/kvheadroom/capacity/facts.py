@@ -70,6 +70,8 @@ STATE_FLAGS: Mapping[str, str] = {
     "mamba_cache_dtype": "auto",
     "mamba_ssm_cache_dtype": "auto",
 }
+AUTO_LENGTH = -1
+"""`--max-model-len auto`, as vLLM writes it down: the longest length that starts."""
 PARALLEL_FLAGS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
