@@ -27,6 +27,7 @@ check: $(VENV)/tests.stamp ## formatting, lint, types, import contracts, generat
 	@told=$$($(BIN)/lint-imports pyproject.toml) || { echo "$$told"; exit 1; }; echo "import contracts kept"
 	$(BIN)/python -m dashboards.build --check
 	$(BIN)/python docs/reference.py --check
+	$(BIN)/python -m docs.accuracy --check
 
 lab: $(VENV)/tests.stamp ## long work: a soak, long fuzzing, pictures to look at
 	@bash tests/system_packages.sh --lab
@@ -39,6 +40,7 @@ bench: $(VENV)/tests.stamp ## speed, as ratios against a peer in the same run
 golden: $(VENV)/tests.stamp ## write the expected outputs anew, after a change that is meant
 	KVHEADROOM_UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/outputs
 	$(BIN)/python docs/reference.py
+	$(BIN)/python -m docs.accuracy
 
 dashboards: $(VENV)/tests.stamp ## write the Grafana dashboards anew
 	$(BIN)/python -m dashboards.build

@@ -270,7 +270,7 @@ def test_an_assumed_release_is_said_once(tmp_path: Path) -> None:
     run = plan(cases(tmp_path, old, CASE, old, none, none))
     assert run.returncode == 0
     assert run.stderr.splitlines() == [
-        "kvheadroom: the rules of vLLM 0.19.0 are not verified; those of 0.32 taken",
+        "kvheadroom: the rules of vLLM 0.19.0 are not verified; those of 0.32 taken, but for the known differences",
         "kvheadroom: a case without vllm_version: the rules of the newest known release are taken",
     ]
 

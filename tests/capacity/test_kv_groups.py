@@ -29,7 +29,9 @@ STATE = KvSpec(
 def group(
     *specs: KvSpec, block_outermost: bool = False, promote_windows: bool = False
 ) -> tuple[KvGroup, ...]:
-    return group_layers(specs, block_outermost=block_outermost, promote_windows=promote_windows)
+    return group_layers(
+        specs, block_outermost=block_outermost, promote_windows=promote_windows, largest_kind_factor=1.5
+    )
 
 
 def sizes(groups: tuple[KvGroup, ...]) -> list[int]:

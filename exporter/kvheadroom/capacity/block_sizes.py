@@ -115,7 +115,7 @@ class BlockSizes:
             return block_size, PaddedBlocks()
         unit = max(first.model_blocks.smallest, block_size)
         if self._settings.latent:
-            unit = max(unit, 128)
+            unit = max(unit, self._settings.least_latent_unit)
         if self._settings.prefix_caching:
             unit = math.lcm(unit, checkpoint_grid(states, self._settings))
         aligned = unit * ceil_div(state_bytes, unit * token_bytes)

@@ -75,7 +75,7 @@ def checkpoint_grid(states: Iterable[StateLayer], settings: CacheSettings) -> in
 def saved_by(layer: StateLayer, settings: CacheSettings) -> Checkpoint:
     """How this GPU saves a state inside a prefill."""
     capability = settings.capability or (0, 0)
-    checkpoint = layer.checkpoint
+    checkpoint = layer.checkpoint if settings.saves_states else Checkpoint.NEVER
     if checkpoint is Checkpoint.FLASHINFER:
         kernel = settings.saves_delta_states and _flashinfer_saves(layer, capability)
         return checkpoint if kernel else Checkpoint.NEVER

@@ -72,7 +72,9 @@ class CacheSettings:
             `auto` for the first is the model's own, for the second that of the first.
         state_block_size: tokens of a state's block where they do not follow those of attention.
         recurrent_flag: `--mamba-ssm-cache-dtype` as it was said.
+        saves_states: the release saves recurrent states inside a prefill.
         saves_delta_states: the release saves states of gated delta nets inside a prefill.
+        least_latent_unit: tokens that a block of latent attention beside states is at least a multiple of.
         hybrid: blocks are sized so that a recurrent state fits one.
         sizing_states: these states; empty: those that layers keep.
         latent: vLLM's `use_mla`.
@@ -94,7 +96,9 @@ class CacheSettings:
     recurrent_dtype: str = "auto"
     state_block_size: int | None = None
     recurrent_flag: str = "auto"
+    saves_states: bool = True
     saves_delta_states: bool = True
+    least_latent_unit: int = 128
     hybrid: bool = False
     sizing_states: tuple[StateLayer, ...] = ()
     latent: bool = False

@@ -114,6 +114,7 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         flags.get("num_gpu_blocks_override"),
         length or usual,
         fit_length=auto_fit,
+        reserves_null_block=facts.rules.reserves_null_block,
     )
     if isinstance(pool, str):
         return {"refused": True, "error": pool}

@@ -210,6 +210,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         None if override is None else override.value,
         None if facts.max_model_len is None else facts.max_model_len.value,
         fit_length=fit_length,
+        reserves_null_block=facts.rules.reserves_null_block,
     )
     if isinstance(pool, str):
         return ends(Outcome.NO_ROOM, pool)

@@ -236,6 +236,8 @@ class EngineFacts:
         """Tokens scheduled but not yet settled (`max_in_flight_tokens`, config/vllm.py)."""
         # The CPU backend switches asynchronous scheduling off (platforms/cpu.py), and so does a draft that only the
         # older model runner has.
+        if not self.rules.windows_hold_batches_in_flight:
+            return self.batched_tokens
         ahead = self.flags.async_scheduling and self.platform.value != CPU and self.draft.method != "suffix"
         return (self.pipeline_parallel_size.value + ahead) * self.batched_tokens
 

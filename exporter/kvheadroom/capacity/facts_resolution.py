@@ -21,11 +21,12 @@ from kvheadroom.capacity.facts import (
     Origin,
     ServerAnswers,
 )
+from kvheadroom.capacity.gpu_cards import LARGE, LARGEST
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, read_geometry
 from kvheadroom.capacity.readings import EchoedFlags
-from kvheadroom.capacity.release_rules import rules_for
+from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 from kvheadroom.capacity.speculation import plan_draft
 
 T = TypeVar("T")
@@ -57,7 +58,8 @@ def resolve_facts(
         if model_files_missing is not None:
             missing.append(model_files_missing)
     else:
-        geometry = read_geometry(model_files.config)
+        config = {key: value for key, value in model_files.config.items() if key not in rules.unread_keys}
+        geometry = read_geometry(config)
         if isinstance(geometry, UnknownGeometry):
             obstacles.append(geometry.reason)
         else:
@@ -120,7 +122,7 @@ def resolve_facts(
         dtype=_flag(None, flags.get("dtype"), "auto"),
         flags=_cache_flags(flags, echoed),
         draft=draft,
-        max_num_batched_tokens=_batched_tokens(operator, platform, max_model_len, model),
+        max_num_batched_tokens=_batched_tokens(operator, platform, max_model_len, model, rules),
         block_size=_flag(echoed.block_size, flags.get("block_size"), default_block_size),
         gpu_memory_utilization=_flag(
             echoed.gpu_memory_utilization,
@@ -187,6 +189,7 @@ def _batched_tokens(
     platform: Fact[str],
     max_model_len: Fact[int] | None,
     model: ModelGeometry | None,
+    rules: ReleaseRules,
 ) -> Fact[int] | None:
     """`--max-num-batched-tokens`; vLLM's default goes by the memory of the GPU (engine/arg_utils.py)."""
     flags = operator.flags
@@ -201,6 +204,8 @@ def _batched_tokens(
         return None
     else:
         batch = GPUS[operator.gpu].batch
+        if batch is LARGEST and not rules.largest_batches:
+            batch = LARGE
         tokens, seqs = batch.max_num_batched_tokens, seqs or batch.max_num_seqs
     if max_model_len is not None:
         if flags.get("enable_chunked_prefill") is False:

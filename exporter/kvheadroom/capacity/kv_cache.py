@@ -17,6 +17,7 @@ from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.kv_groups import CannotGroupError, KvGroup, bytes_per_block, group_layers
 from kvheadroom.capacity.kv_specs import HOLDS_BATCHES, HOLDS_EVERY_TOKEN, Kind, RequestShape
 from kvheadroom.capacity.layer_specs import PlannedSpecs, plan_specs
+from kvheadroom.capacity.layers import Mamba1State, Mamba2State, StateLayer
 from kvheadroom.capacity.model_geometry import ModelGeometry
 from kvheadroom.capacity.offloading import offloading_refusal
 from kvheadroom.capacity.parallelism import pipeline_stages
@@ -163,11 +164,14 @@ def _plan_on(
     try:
         layers = _placed_layers(facts, model)
         settings = resolve_settings(facts, model, capability)
+        if settings.prefix_caching and facts.rules.keeps_mamba_states and _has_mamba(model):
+            return "prefix caching of Mamba states before vLLM 0.28 is not modelled; without prefix caching it is"
         planned = plan_specs(layers, settings)
         groups = group_layers(
             planned.specs,
             block_outermost=planned.block_outermost,
             promote_windows=_promotes_windows(facts, model),
+            largest_kind_factor=facts.rules.largest_kind_factor,
         )
         kinds = {group.specs[0].kind for group in groups}
         if kinds & HOLDS_BATCHES and facts.max_num_batched_tokens is None:
@@ -200,6 +204,7 @@ def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
     spread, stages = parallelism.decode_context > 1, parallelism.pipeline > 1
     vision = model.vision_heads is not None and model.vision_heads % parallelism.tensor
     turboquant = facts.kv_cache_dtype.value.startswith("turboquant_")
+    kimi_k3 = model.architecture.startswith("KimiK3")
     checks = (
         (
             flags.connector and len(set(model.caches())) > 1,
@@ -221,6 +226,10 @@ def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
             stages and model.architecture.startswith("Qwen4Exp"),
             "Qwen4-Exp over pipeline stages is not modelled",
         ),
+        (
+            kimi_k3 and not facts.rules.saves_states,
+            "Kimi-K3 before vLLM 0.32, which saved its states by rules of its own, is not modelled",
+        ),
         (stages and turboquant, "TurboQuant over pipeline stages is not modelled"),
         (
             bool(vision),
@@ -230,10 +239,19 @@ def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
     return next((reason for applies, reason in checks if applies), "")
 
 
+def _has_mamba(model: ModelGeometry) -> bool:
+    states = (cache.state for cache in model.caches() if isinstance(cache, StateLayer))
+    return any(isinstance(state, Mamba1State | Mamba2State) for state in states)
+
+
 def _promotes_windows(facts: EngineFacts, model: ModelGeometry) -> bool:
-    """Whether windows keep every token: by flag, or because of chunks beside a draft (config/vllm.py)."""
+    """Whether windows keep every token: by flag, because of chunks beside a draft, or of any chunks in old releases.
+
+    `config/vllm.py`.
+    """
     drafts = facts.draft.method in ("eagle", "eagle3", "mtp")
-    return facts.flags.disable_hybrid_kv_cache_manager or (drafts and model.has_chunks)
+    whole_chunks = model.has_chunks and (drafts or not facts.rules.chunks_are_local)
+    return facts.flags.disable_hybrid_kv_cache_manager or whole_chunks
 
 
 def _placed_layers(facts: EngineFacts, model: ModelGeometry) -> list[PlacedLayer]:
@@ -266,6 +284,7 @@ def _layout(
         bytes_per_block(
             [group.of_stage(range(place[0], place[-1] + 1)) for group in groups],
             block_outermost=planned.block_outermost,
+            packed=facts.rules.packed_blocks,
         )
         for place in places
     )

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvheadroom.capacity.kv_specs import HOLDS_EVERY_TOKEN, Kind, KvSpec, RequestShape, ceil_div, round_up
-
-# Layers are padded up to the largest kind where that wastes less than half (0.18.1 and later).
-LARGEST_KIND_FACTOR = 1.5
+from kvheadroom.capacity.release_rules import PackedBlocks
 
 
 class CannotGroupError(ValueError):
@@ -50,13 +48,19 @@ class KvGroup:
 
 
 def group_layers(
-    specs: Sequence[KvSpec], *, block_outermost: bool, promote_windows: bool
+    specs: Sequence[KvSpec],
+    *,
+    block_outermost: bool,
+    promote_windows: bool,
+    largest_kind_factor: float,
 ) -> tuple[KvGroup, ...]:
     """Groups of the whole model.
 
     Args:
         block_outermost: the layout keeps all layers' parts of one block together, so pages may differ in size.
         promote_windows: `--disable-hybrid-kv-cache-manager`: windows keep every token.
+        largest_kind_factor: layers are padded up to the commonest kind where it has less than this many times the
+            layers of the rarest (`ReleaseRules.largest_kind_factor`).
 
     Raises:
         CannotGroupError: with the reason.
@@ -71,7 +75,7 @@ def group_layers(
     if packed is not None:
         return packed
     try:
-        return _equal_groups(_equal_pages(specs))
+        return _equal_groups(_equal_pages(specs), largest_kind_factor)
     except CannotGroupError:
         latent = any(spec.kind is Kind.LATENT for spec in specs)
         window = any(spec.kind is Kind.WINDOW for spec in specs)
@@ -84,13 +88,37 @@ def group_layers(
         return (_group(promoted, everything),)
 
 
-def bytes_per_block(groups: Iterable[KvGroup], *, block_outermost: bool) -> int:
+def bytes_per_block(
+    groups: Iterable[KvGroup], *, block_outermost: bool, packed: PackedBlocks = PackedBlocks.OVER_ONE_ANOTHER
+) -> int:
     """Bytes of one block of the pool on one GPU (`_get_kv_cache_bytes_per_block`)."""
     groups = [group for group in groups if group.specs]
+    windows = any(group.specs[0].kind is Kind.LATENT_WINDOW for group in groups)
+    if windows and packed is not PackedBlocks.OVER_ONE_ANOTHER:
+        return _slotted_bytes(groups, packed)
     if not block_outermost:
         return max(sum(spec.stride for spec in group.specs) for group in groups)
     widest = max(sum(spec.page_bytes for spec in group.specs) for group in groups)
     return round_up(widest, math.lcm(*{spec.stride_multiple for group in groups for spec in group.specs}))
+
+
+def _slotted_bytes(groups: Sequence[KvGroup], packed: PackedBlocks) -> int:
+    """Bytes of one block where every layer has a slot of one of the sizes of full latent attention.
+
+    vLLM 0.22.0 and 0.24.0: `v1/core/kv_cache_utils.py` _get_kv_cache_groups_uniform_groups, _pool_bytes_per_block.
+    """
+    latent = (spec for group in groups for spec in group.specs if spec.kind is Kind.LATENT)
+    sizes = sorted({spec.page_bytes for spec in latent})
+    slots: Counter[int] = Counter()
+    for group in groups:
+        fitting = [[size for size in sizes if size >= spec.page_bytes] for spec in group.specs]
+        if not all(fitting):
+            raise CannotGroupError("the blocks of latent windows are larger than those of latent attention")
+        # `|` keeps the larger count of each.
+        slots |= Counter(larger[0] for larger in fitting)
+    if packed is PackedBlocks.BY_TUPLES:
+        return sum(sizes) * max(slots.values())
+    return sum(size * count for size, count in slots.items())
 
 
 def _group(specs: Sequence[KvSpec], layers: Iterable[int]) -> KvGroup:
@@ -172,7 +200,7 @@ def _with_page(spec: KvSpec, page: int) -> KvSpec:
     raise CannotGroupError("the blocks of these layers cannot be made equally large")
 
 
-def _equal_groups(specs: Sequence[KvSpec]) -> tuple[KvGroup, ...]:
+def _equal_groups(specs: Sequence[KvSpec], largest_kind_factor: float) -> tuple[KvGroup, ...]:
     """Groups of equally many layers, each of one kind (`_get_kv_cache_groups_uniform_page_size`)."""
     kinds: list[list[int]] = []
     for distinct in dict.fromkeys(specs):
@@ -184,7 +212,7 @@ def _equal_groups(specs: Sequence[KvSpec]) -> tuple[KvGroup, ...]:
         else:
             kinds.append(layers)
     fewest, most = min(map(len, kinds)), max(map(len, kinds))
-    size = most if most < fewest * LARGEST_KIND_FACTOR else fewest
+    size = most if most < fewest * largest_kind_factor else fewest
     groups = []
     for layers in kinds:
         count = ceil_div(len(layers), size)

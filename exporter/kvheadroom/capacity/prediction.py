@@ -72,7 +72,13 @@ def predict(facts: EngineFacts) -> Prediction:
         override = facts.num_gpu_blocks_override
         length = None if facts.max_model_len is None else facts.max_model_len.value
         available = None if budget is None else budget.stage_available_bytes
-        planned = plan_pool(layout, available, None if override is None else override.value, length)
+        planned = plan_pool(
+            layout,
+            available,
+            None if override is None else override.value,
+            length,
+            reserves_null_block=facts.rules.reserves_null_block,
+        )
         if isinstance(planned, str):
             reasons.append(planned)
         else:
@@ -87,6 +93,7 @@ def plan_pool(
     max_model_len: int | None,
     *,
     fit_length: bool = False,
+    reserves_null_block: bool = True,
 ) -> PredictedPool | str | None:
     """Bytes -> blocks, tokens, and whether vLLM starts; a string says why there is no pool.
 
@@ -100,6 +107,7 @@ def plan_pool(
         available_bytes: per GPU, for each pipeline stage; None when only a block count is given.
         num_blocks_override: `--num-gpu-blocks-override`; it stands for the bytes in every sum.
         fit_length: `--max-model-len -1`: take the longest length up to max_model_len that starts.
+        reserves_null_block: a start needs room for the null block as well (`ReleaseRules.reserves_null_block`).
     """
     per_block = layout.stage_bytes_per_block
     if num_blocks_override is not None:
@@ -113,7 +121,7 @@ def plan_pool(
     longest = boots = needed = requests = tokens = blocks_per_request = None
     if max_model_len is not None:
         # The null block is set aside; what is left of each stage must hold the whole request.
-        longest = layout.longest_session(num_blocks - 1, max_model_len)
+        longest = layout.longest_session(num_blocks - reserves_null_block, max_model_len)
         needed = tuple(size * layout.blocks_per_session(max_model_len) for size in per_block)
         if fit_length:
             if longest == 0:
@@ -138,3 +146,18 @@ def plan_pool(
         boots=boots,
         longest_bootable=longest,
     )
+
+
+def logged_tokens(pool: PredictedPool, layout: KvLayout, facts: EngineFacts) -> int | None:
+    """Tokens that the start-up log of the release names; None where max_model_len is not known.
+
+    They are the pool's tokens from 0.20.1 on. Before: blocks // groups x the smallest block size of a group, over all
+    GPUs that share a context (`v1/core/kv_cache_utils.py` _report_kv_cache_config of 0.20.0). Where groups differ, such
+    tokens are those of no request.
+    """
+    if facts.rules.logs_tokens_by_concurrency:
+        return pool.pool_tokens
+    smallest = min(group.block_size for group in layout.groups)
+    parallelism = facts.parallelism
+    sharing = parallelism.decode_context * parallelism.prefill_context
+    return pool.num_blocks // layout.num_kv_groups * smallest * sharing

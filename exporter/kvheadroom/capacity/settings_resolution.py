@@ -32,7 +32,9 @@ def resolve_settings(
     prefix_caching = flags.enable_prefix_caching
     if prefix_caching is None:
         # Models of recurrent states alone have it off (`is_prefix_caching_supported`, config/model.py).
-        prefix_caching = stack.hybrid or not model.has_states
+        prefix_caching = not model.has_states or (stack.hybrid and facts.rules.caches_hybrid_prefixes)
+    if model.has_states and not facts.rules.aligns_states:
+        prefix_caching = False
     state_block_size = flags.mamba_block_size if not stack.hybrid else None
     if not prefix_caching:
         state_block_size = None if facts.max_model_len is None else facts.max_model_len.value
@@ -68,7 +70,9 @@ def resolve_settings(
         else stack.recurrent_dtype or "auto",
         state_block_size=state_block_size,
         recurrent_flag=flags.mamba_ssm_cache_dtype,
+        saves_states=facts.rules.saves_states,
         saves_delta_states=facts.rules.saves_delta_states,
+        least_latent_unit=facts.rules.least_latent_unit,
         hybrid=stack.hybrid,
         sizing_states=stack.sizing_states,
         latent=stack.latent,
@@ -116,6 +120,8 @@ def _cache_dtype(facts: EngineFacts, model: ModelGeometry, capability: tuple[int
                 "a draft model whose KV dtype differs from its target's is not modelled; say --kv-cache-dtype"
             )
         dtype = facts.rules.blackwell_kv_dtypes[model.architecture]
+    if model.architecture == "DeepseekV32ForCausalLM" and dtype.startswith(facts.rules.v32_packed_dtypes):
+        return "fp8_ds_mla"
     if model.architecture == "DeepseekV32ForCausalLM" and dtype == "bfloat16":
         dtype = "auto"
     if dtype == "auto" and model.kv_dtype_of_attention != "auto" and model.has_chunks:

@@ -1,0 +1,236 @@
+"""Writes docs/accuracy.md: predictions beside what public start-up logs printed, and beside what other tools say.
+
+`python -m docs.accuracy` in the root of the clone writes it, `--check` tells whether the committed one is current.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.accuracy.startup_logs import (
+    CASES,
+    GIB,
+    HERE,
+    LEFT_OUT,
+    LOGS,
+    MODELS,
+    Comparison,
+    Figures,
+    compare,
+)
+from tests.capacity.truth import BY_ID, layout_of
+
+PAGE = Path(__file__).parent / "accuracy.md"
+
+INTRODUCTION = """\
+# How accurate predictions are
+
+Made by `make golden` from `tests/accuracy/`; `tests/capacity/test_startup_logs.py` holds it. Two comparisons that this
+project did not choose: what vLLM printed on people's own servers, and what other tools say on the same models. The
+comparison with vLLM's own planning code is in [capacity-model.md](capacity-model.md).
+
+## Against public start-up logs
+
+At start vLLM prints how many GiB it has for the KV cache, and then what follows from them: tokens, how many requests of
+the longest length fit, or, when it refuses to start, the GiB that one request needs and the longest length that would
+fit. We predict the second from the first, the model's config.json, the flags, the GPU and the release. How many GiB
+are left after weights and overhead is not part of it.
+
+The GiB are printed with two decimals, so the bytes are only known within 0.01 GiB. *Inside* means: some number of bytes
+in that interval gives every figure of the line exactly as printed, all at once. The predicted figures shown are those
+for the printed GiB, in the middle of the interval; the difference is the largest of the line's figures.
+
+*Explained* means: not with what the log tells, but exactly with the addition that is named, which the log does not show.
+That is a guess that fits, and no proof. *Outside* is neither.
+"""
+
+RANKS = """\
+With tensor parallelism the log may show the bytes of one rank while the rank with the fewest decides. A line may be
+explained by that gap, to 2% of its bytes, where every figure comes out for fewer bytes; the gap is shown. None of the
+lines that must come out needs it.
+"""
+
+
+def accuracy_page() -> str:
+    """The whole page."""
+    found = [compare(line) for line in CASES]
+    bar = [one for one in found if one.log["bar"]]
+    others = sorted((one for one in found if not one.log["bar"]), key=lambda one: one.line)
+    lines = [INTRODUCTION, _counts(bar, others), RANKS]
+    lines += ["### Lines that must come out", "", *_table(bar)]
+    lines += ["### Other lines whose geometry is known", "", *_table(others)]
+    lines += ["### Lines left out", "", *_left_out()]
+    lines += ["### Where the geometry is from", "", *_models(), *_peers()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _counts(bar: Iterable[Comparison], others: Iterable[Comparison]) -> str:
+    bar, others = list(bar), list(others)
+    rows = [
+        "| lines | count | inside | explained | outside | not predicted |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, some in (
+        ("must come out: model, geometry and figures are public and clear", bar),
+        ("others whose geometry is known", others),
+    ):
+        verdicts = Counter(one.verdict for one in some)
+        counts = (verdicts[word] for word in ("inside", "explained", "outside", "not predicted"))
+        rows.append(f"| {name} | {len(some)} | {' | '.join(map(str, counts))} |")
+    rows.append(f"| left out, with the reason | {len(LEFT_OUT)} | | | | |")
+    rows.append(f"| all | {len(LOGS)} | | | | |")
+    return "\n".join(rows) + "\n"
+
+
+def _table(found: Iterable[Comparison]) -> list[str]:
+    rows = [
+        "| line | log | model | vLLM | GPU | GiB | printed | predicted | difference | |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in found:
+        log = one.log
+        cells = (
+            one.line,
+            _source(log),
+            _name(log),
+            _release(one),
+            _gpu(one),
+            log["available_kv_gib"],
+            _words(one.printed),
+            _words(one.predicted) if one.predicted else "-",
+            _difference(one),
+            _verdict(one),
+        )
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return [*rows, ""]
+
+
+def _source(log: Mapping[str, Any]) -> str:
+    name = log["thread"].replace("|", "/")
+    return f"[{name}]({log['url']})" if log["url"] else str(name)
+
+
+def _release(one: Comparison) -> str:
+    said, taken = one.log["vllm_version"] or "not given", one.case.get("vllm_version")
+    return f"{said}; rules of {taken or '0.33'}"
+
+
+def _gpu(one: Comparison) -> str:
+    parallel = one.log["gpus"] or "not given"
+    parallel = "" if parallel == "1" else f", {parallel}"
+    stands_for = f", planned as {one.case['gpu']}" if "gpu_is" in one.case else ""
+    return f"{_spoken(one.log['gpu'] or 'null')}{parallel}{stands_for}"
+
+
+def _words(figures: Figures) -> str:
+    forms = {
+        "tokens": "{:,} tokens",
+        "longest": "{:,} at most",
+        "needed_gib": "{:.2f} GiB needed",
+        "concurrency": "{:.2f}x",
+        "block": "blocks of {:,}",
+    }
+    words = [forms[name].format(value) for name, value in figures.items() if name in forms]
+    words += ["starts" if value else "refused" for name, value in figures.items() if name == "starts"]
+    return "; ".join(words)
+
+
+def _difference(one: Comparison) -> str:
+    ratio = one.difference_ratio
+    if ratio is None:
+        return "-"
+    return "0" if ratio == 0 else "below 0.01%" if abs(ratio) < 0.0001 else f"{ratio:+.2%}"
+
+
+def _verdict(one: Comparison) -> str:
+    rank = ""
+    if one.slowest_rank_bytes is not None:
+        gap = one.log["available_kv_gib"] - one.slowest_rank_bytes / GIB
+        rank = f"by {gap:.2f} GiB that the slowest rank has less"
+    reasons = (f"*{one.verdict}*", one.unknown, rank, one.case.get("because", ""))
+    return ": ".join(reason for reason in reasons if reason)
+
+
+def _left_out() -> list[str]:
+    by_reason: dict[str, list[int]] = {}
+    for line, reason in LEFT_OUT.items():
+        by_reason.setdefault(reason, []).append(line)
+    rows = [f"{len(LEFT_OUT)} of {len(LOGS)}, by reason:", ""]
+    for reason, lines in by_reason.items():
+        rows += [f"**{len(lines)}: {reason}.**", ""]
+        rows += [f"- {line}: {_source(LOGS[line - 1])}, {_name(LOGS[line - 1])}" for line in sorted(lines)]
+        rows.append("")
+    return rows
+
+
+def _name(log: Mapping[str, Any]) -> str:
+    return _spoken(log["model"])
+
+
+def _spoken(name: str) -> str:
+    return name.replace("null", "not named")
+
+
+def _models() -> list[str]:
+    used = Counter(case["model"] for case in CASES.values())
+    rows = ["| model | lines | source |", "| --- | --- | --- |"]
+    rows += [f"| {name} | {used[name]} | {model['source']} |" for name, model in MODELS.items()]
+    return [*rows, ""]
+
+
+def _peers() -> list[str]:
+    peers = yaml.safe_load((HERE / "peers.yaml").read_text(encoding="utf-8"))
+    truth = peers["truth"]
+    lines = [
+        "## Against other tools",
+        "",
+        "Bytes that one more token of a long session takes on one GPU, fp8 cache, and what tools say when asked for 131,072",
+        "tokens. vLLM's figure is the sum over its layers; ours is computed when this page is made (B200 or H100, 0.33).",
+        "Tools were installed and run in November 2026, but where it says that their source was read. A text is what they",
+        "say instead of a number, or for what the number holds.",
+        "",
+        f"| tool | {' | '.join(one['model'] for one in truth)} | measured |",
+        f"| --- |{' --- |' * (len(truth) + 1)}",
+        f"| vLLM 0.33.0 | {' | '.join(f'''{one['bytes_per_token']:,}''' for one in truth)} | its own planning code |",
+    ]
+    ours = [_our_bytes(one["case"]) for one in truth]
+    lines.append(f"| kvheadroom | {' | '.join(map(_against, ours, truth))} | when this page was made |")
+    for tool in peers["tools"]:
+        figures = " | ".join(map(_against, tool["figures"], truth))
+        lines.append(f"| {tool['tool']} | {figures} | {'source read' if tool.get('read') else 'run'} |")
+    lines.append("")
+    lines += [f"- {one['model']}: {one['how']}." for one in truth]
+    return lines
+
+
+def _our_bytes(case: Mapping[str, Any]) -> float:
+    row = BY_ID[case["row"]]
+    changed = {name: case[name] for name in ("flags", "gpu") if name in case}
+    return layout_of({**row, **changed}).bytes_per_token
+
+
+def _against(figure: Any, truth: Mapping[str, Any]) -> str:
+    if isinstance(figure, str):
+        return figure
+    ratio = figure / truth["bytes_per_token"] - 1
+    off = "" if ratio == 0 else f" ({ratio:+.1%})" if abs(ratio) < 1 else f" ({ratio + 1:.1f} times)"
+    return f"{figure:,}{off}"
+
+
+def main() -> int:
+    """Write or check the page."""
+    text = accuracy_page()
+    if "--check" not in sys.argv:
+        PAGE.write_text(text, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        print("docs/accuracy.md: not what the code says; run `make golden`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
