@@ -18,11 +18,13 @@ class RankWeights:
         stage_bytes: for each pipeline stage.
         plan: tensor by tensor; None for an even share.
         origin: where they are known from, for people.
+        note: what a reader should know about an even share; empty where they are planned.
     """
 
     stage_bytes: tuple[int, ...]
     plan: WeightPlan | None
     origin: str
+    note: str = ""
 
 
 def weights_of(facts: EngineFacts) -> RankWeights | str | None:
@@ -36,7 +38,14 @@ def weights_of(facts: EngineFacts) -> RankWeights | str | None:
     if facts.pipeline_parallel_size.value > 1:
         return "how the weights are shared out over pipeline stages is not modelled by this version"
     share = math.ceil(said.value / facts.tensor_parallel_size.value)
-    return RankWeights((share,), None, f"{said.origin}, an even share for each GPU")
+    note = (
+        f"an even share for each GPU: {plan if isinstance(plan, str) else _contradiction(plan, said.value)}"
+    )
+    return RankWeights((share,), None, f"{said.origin}, an even share for each GPU", note)
+
+
+def _contradiction(plan: WeightPlan, said_bytes: int) -> str:
+    return f"config.json would make {plan.total_bytes / 1e9:.2f} GB of weights, and the checkpoint has {said_bytes / 1e9:.2f} GB"
 
 
 def _contradicts(plan: WeightPlan, said_bytes: int) -> bool:

@@ -72,6 +72,7 @@ def _plan(plan: DeploymentPlan) -> dict[str, Any]:
         "outcome": str(plan.outcome),
         "reason": plan.reason or None,
         "weights_bytes_per_gpu": plan.weights_bytes,
+        "weights_by": None if plan.weights is None else plan.weights.origin,
         "kv_bytes_per_gpu": plan.kv_bytes,
         "kv_cache_dtype": None if layout is None else layout.kv_dtype,
         "block_size": None if layout is None else layout.block_size,

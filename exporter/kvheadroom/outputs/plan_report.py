@@ -178,6 +178,8 @@ def _assumed(model: ModelPlan, *, explain: bool) -> Iterator[str]:
     for row in model.rows:
         for name, note in row.plan.facts.assumed() if explain else row.plan.facts.guessed():
             found.setdefault(name, note)
+        if row.plan.weights is not None and row.plan.weights.note:
+            found["weights"] = row.plan.weights.note
     if model.rows[0].plan.facts.version is None:
         release = ".".join(map(str, model.rows[0].plan.facts.rules.taken_from))
         found["release"] = f"the rules of vLLM {release}, the newest known; say --vllm-version for another"
