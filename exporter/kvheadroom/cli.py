@@ -456,11 +456,11 @@ def _read_case(line: bytes) -> "tuple[dict[str, Any] | None, str]":
     if not line.strip():
         return None, "the line is empty"
     try:
-        case = json.loads(line.decode("utf-8"))
+        case = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return None, "the line is no UTF-8"
     except json.JSONDecodeError as error:
-        return None, f"the line is no JSON ({error.msg}, character {error.pos + 1})"
+        return None, f"the line is no JSON, and each line is a case ({error.msg}, character {error.pos + 1})"
     except RecursionError:
         return None, "the line is nested too deeply"
     except ValueError:

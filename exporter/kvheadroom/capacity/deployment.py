@@ -13,7 +13,7 @@ from kvheadroom.capacity.facts import AUTO_LENGTH, EngineFacts, ModelFiles, Oper
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.memory import MemoryTerm, NoRoom, PoolBudget, plan_budget
-from kvheadroom.capacity.prediction import PredictedPool, plan_pool
+from kvheadroom.capacity.prediction import PredictedPool, less_than_a_block, plan_pool
 from kvheadroom.capacity.rank_weights import RankWeights
 from kvheadroom.capacity.readings import EchoedFlags
 
@@ -212,8 +212,8 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         fit_length=fit_length,
         reserves_null_block=facts.rules.reserves_null_block,
     )
-    if isinstance(pool, str):
-        return ends(Outcome.NO_ROOM, pool)
+    if pool is not None and pool.num_blocks < 1:
+        return ends(Outcome.NO_ROOM, less_than_a_block(pool, planned))
     if pool is None or pool.boots is None:
         reasons = [fact.why for fact in facts.missing if fact.fact != "max_model_len"]
         if facts.max_model_len is None and facts.model is not None:

@@ -141,6 +141,9 @@ class CacheFlags:
 
     Attributes:
         max_num_seqs: requests per step, None: not said, and then never more than the tokens per step.
+        async_wanted: `--async-scheduling` is said.
+        expert_parallel: `--enable-expert-parallel`.
+        hybrid_manager_wanted: `--no-disable-hybrid-kv-cache-manager` is said.
         offloading: `--kv-offloading-size` is given.
         connector: `--kv-transfer-config` is given.
     """
@@ -155,6 +158,9 @@ class CacheFlags:
     mamba_ssm_cache_dtype: str = "auto"
     mamba_block_size: int | None = None
     max_num_seqs: int | None = None
+    hybrid_manager_wanted: bool = False
+    async_wanted: bool = False
+    expert_parallel: bool = False
     offloading: bool = False
     connector: bool = False
 
@@ -166,6 +172,7 @@ class Draft:
     Attributes:
         tokens: tokens drafted per step.
         longest_context: the longest context that the draft takes, None: that of its target.
+        num_heads, num_kv_heads, vocab_size: of a draft with a config.json of its own, None without one.
         note: how it is known, where nobody said it.
     """
 
@@ -173,6 +180,9 @@ class Draft:
     tokens: int = 0
     layers: Layers = ()
     longest_context: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    vocab_size: int | None = None
     note: str = ""
 
     @property

@@ -154,11 +154,14 @@ def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
     if prefix_caching is None:
         prefix_caching = flags.get("enable_prefix_caching")
     return CacheFlags(
-        attention_backend=flags.get("attention_backend"),
+        attention_backend=_backend(flags.get("attention_backend")),
         enable_prefix_caching=prefix_caching,
         enable_chunked_prefill=flags.get("enable_chunked_prefill"),
         disable_hybrid_kv_cache_manager=bool(flags.get("disable_hybrid_kv_cache_manager")),
+        hybrid_manager_wanted=flags.get("disable_hybrid_kv_cache_manager") is False,
         async_scheduling=flags.get("async_scheduling") is not False,
+        async_wanted=flags.get("async_scheduling") is True,
+        expert_parallel=bool(flags.get("enable_expert_parallel")),
         kv_cache_dtype_skip_layers=skipped,
         mamba_cache_dtype=flags.get("mamba_cache_dtype") or "auto",
         mamba_ssm_cache_dtype=flags.get("mamba_ssm_cache_dtype") or "auto",
@@ -167,6 +170,11 @@ def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
         offloading=bool(flags.get("kv_offloading_size")),
         connector=bool(flags.get("kv_transfer_config")),
     )
+
+
+def _backend(name: str | None) -> str | None:
+    """As vLLM reads it: in whatever case, `auto` is its own choice (`AttentionConfig.validate_backend_before`)."""
+    return None if name is None or name.lower() == "auto" else name.upper()
 
 
 def _silent_flags(

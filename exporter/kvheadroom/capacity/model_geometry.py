@@ -41,6 +41,10 @@ class ModelGeometry:
             ask config.json for.
         vision_heads: attention heads of the vision tower, None without one.
         deepstack_layers: first layers into which images go, which must stand on one pipeline stage.
+        quantization: the checkpoint's `quant_method` as vLLM reads it, None without one.
+        mlp_size, expert_size: `intermediate_size` and `moe_intermediate_size`, None where config.json has no such number.
+        shared_size: inner values of the shared experts of a layer together, None without them.
+        weight_block: rows and columns of a block that shares a scale, of fp8 checkpoints that have such.
         model_window: tokens of the window that layers take which name none of their own, also those of a draft.
     """
 
@@ -66,6 +70,16 @@ class ModelGeometry:
     vision_heads: int | None = None
     deepstack_layers: int = 0
     model_window: int | None = None
+    quantization: str | None = None
+    mlp_size: int | None = None
+    expert_size: int | None = None
+    shared_size: int | None = None
+    weight_block: tuple[int, int] | None = None
+
+    @property
+    def takes_any_length(self) -> bool:
+        """Whether config.json names no longest context, and every length is taken."""
+        return self.longest_context == _LARGEST_LENGTH
 
     @property
     def num_layers(self) -> int:
@@ -137,6 +151,7 @@ _UNAWARE_OF_SCHEME = frozenset(
         "BailingMoeForCausalLM",
         "BailingMoeV2ForCausalLM",
         "JambaForCausalLM",
+        "Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM",
         "Step3TextForCausalLM",
         "Zamba2ForCausalLM",
@@ -153,7 +168,10 @@ def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: Layer
     attends = any(not isinstance(cache, StateLayer) for layer in stack.layers for cache in layer)
     if attends and not any(text.has(name) for name in names):
         raise text.bad("num_attention_heads", "is left out, a whole number above 0 is needed")
-    everywhere, attention = _kv_dtype(whole, text)
+    everywhere, attention = kv_dtypes(whole, text)
+    for key in _SIZES:
+        if isinstance(text.values.get(key), int | float | str):
+            text.count(key, smallest=0)
     if not _UNAWARE_OF_SCHEME.isdisjoint({architecture, *(text.words("architectures") or ())}):
         attention = everywhere
     return ModelGeometry(
@@ -179,6 +197,11 @@ def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: Layer
         vision_heads=_vision_heads(whole),
         deepstack_layers=_deepstack_layers(architecture, whole),
         model_window=_model_window(text, stack),
+        quantization=_quantization(whole, text),
+        mlp_size=_number(text, "intermediate_size"),
+        expert_size=_number(text, "moe_intermediate_size"),
+        shared_size=_shared_size(text),
+        weight_block=_weight_block(whole),
     )
 
 
@@ -292,14 +315,89 @@ def _ropes(text: ModelConfig) -> list[tuple[str, float | None]] | str:
         number = isinstance(factor, int | float) and not isinstance(factor, bool)
         if factor is not None and not (number and 0 < factor <= _LARGEST_LENGTH):
             return f"the factor of {key} is {shown(factor)}, a number above 0 is needed"
+        if kind not in _ROPE_TYPES:
+            return f"the rope_type of {key} is {shown(kind)}, which vLLM does not have"
+        if factor is None and kind in _NEED_A_FACTOR:
+            return f"the factor of {key} is left out, and rope_type {kind} needs one"
         found.append((kind, factor))
     return found
 
 
+# Sizes that some class reads, and no class takes below 0. A list of them is read where it is wanted.
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_key_value_heads",
+    "num_experts_per_tok",
+)
+
+# What `get_rope` makes (model_executor/layers/rotary_embedding/__init__.py), and what it calls by another name.
+_ROPE_TYPES = frozenset(
+    {
+        "bailing_mrope",
+        "deepseek_llama_scaling",
+        "deepseek_yarn",
+        "default",
+        "dynamic",
+        "linear",
+        "llama3",
+        "longrope",
+        "mllama4",
+        "mrope",
+        "ntk",
+        "openpangu",
+        "proportional",
+        "su",
+        "yarn",
+    }
+)
+_NEED_A_FACTOR = frozenset({"linear", "llama3", "ntk", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+
 _MODELOPT_TYPES = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
 
-def _kv_dtype(whole: ModelConfig, text: ModelConfig) -> tuple[str | None, str | None]:
+def _quantization(whole: ModelConfig, text: ModelConfig) -> str | None:
+    """`_normalize_quantization_config` of transformers_utils/model_arch_config_convertor.py."""
+    for config in (whole, text):
+        for key in ("quantization_config", "compression_config"):
+            section = config.section(key)
+            if section is not None:
+                if section.has("quant_algo") or section.has("quantization"):
+                    # ModelOpt's classes go by the algorithm, whatever the method is called.
+                    return "modelopt"
+                method = section.word("quant_method")
+                return (
+                    None
+                    if method is None
+                    else method.lower().replace("compressed_tensors", "compressed-tensors")
+                )
+    return None
+
+
+def _number(text: ModelConfig, key: str) -> int | None:
+    return text.count(key, smallest=0) if isinstance(text.values.get(key), int | float) else None
+
+
+def _shared_size(text: ModelConfig) -> int | None:
+    together, each = _number(text, "shared_expert_intermediate_size"), _number(text, "moe_intermediate_size")
+    count = _number(text, "n_shared_experts")
+    return together or (each * count if each and count else None)
+
+
+def _weight_block(whole: ModelConfig) -> tuple[int, int] | None:
+    section = whole.section("quantization_config")
+    sizes = None if section is None else section.values.get("weight_block_size")
+    if (
+        not isinstance(sizes, list)
+        or len(sizes) != 2
+        or not all(type(size) is int and size > 0 for size in sizes)
+    ):
+        return None
+    return sizes[0], sizes[1]
+
+
+def kv_dtypes(whole: ModelConfig, text: ModelConfig) -> tuple[str | None, str | None]:
     """What kv_cache_dtype=auto becomes: for every layer, and for plain attention; None: not modelled.
 
     ModelOpt's checkpoints: `get_kv_cache_quant_algo_string`, utils/torch_utils.py. Compressed-tensors' ones:
