@@ -20,14 +20,14 @@ from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.weights import target_bytes
 
-# Flags that leave the KV cache as it is.
-WITHOUT_EFFECT = frozenset(
-    {"data_parallel_size", "enable_expert_parallel", "mamba_cache_mode", "trust_remote_code"}
-)
+# Flags that leave the KV cache and the weights as they are.
+WITHOUT_EFFECT = frozenset({"mamba_cache_mode", "trust_remote_code"})
 _COUNTS = (
     *PARALLEL_FLAGS,
     "block_size",
+    "data_parallel_size",
     "kv_cache_memory_bytes",
     "mamba_block_size",
     "max_num_batched_tokens",
@@ -40,6 +40,7 @@ _SWITCHES = (
     "async_scheduling",
     "disable_hybrid_kv_cache_manager",
     "enable_chunked_prefill",
+    "enable_expert_parallel",
     "enable_prefix_caching",
 )
 _OTHERS = (
@@ -120,10 +121,18 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         return {"refused": True, "error": pool}
     if pool is None:
         raise _UnknownCaseError("`available_bytes` is missing")
-    return _planned(layout, pool, _lengths(case))
+    return _planned(layout, pool, _lengths(case), _weights(facts))
 
 
-def _planned(layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...]) -> dict[str, Any]:
+def _weights(facts: EngineFacts) -> int | list[int] | None:
+    """The target's weights on the first tensor-parallel rank of each stage, without what a draft adds."""
+    stages = target_bytes(facts)
+    return None if isinstance(stages, str) else _per_stage(stages)
+
+
+def _planned(
+    layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...], weights: int | list[int] | None
+) -> dict[str, Any]:
     return {
         "kv_cache_dtype": layout.kv_dtype,
         "block_size": layout.block_size,
@@ -142,7 +151,7 @@ def _planned(layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...]) ->
             }
             for length in lengths
         },
-        "weight_bytes_rank0": None,
+        "weight_bytes_rank0": weights,
     }
 
 
