@@ -21,6 +21,7 @@ from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import rules_for
+from kvheadroom.capacity.weights import target_bytes
 
 _COUNTS = (
     *PARALLEL_FLAGS,
@@ -187,7 +188,7 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
     )
     if pool is None:
         raise _UnknownCaseError("`available_bytes` is missing")
-    return _planned(layout, pool, _lengths(case))
+    return _planned(layout, pool, _lengths(case), _weights(facts))
 
 
 def _needs_remote_code(config: Mapping[str, Any]) -> bool:
@@ -201,7 +202,15 @@ def _needs_remote_code(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _planned(layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...]) -> dict[str, Any]:
+def _weights(facts: EngineFacts) -> int | list[int] | None:
+    """The target's weights on the first tensor-parallel rank of each stage, without what a draft adds."""
+    stages = target_bytes(facts)
+    return None if isinstance(stages, str) else _per_stage(stages)
+
+
+def _planned(
+    layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...], weights: int | list[int] | None
+) -> dict[str, Any]:
     return {
         "kv_cache_dtype": layout.kv_dtype,
         "block_size": layout.block_size,
@@ -220,7 +229,7 @@ def _planned(layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...]) ->
             }
             for length in lengths
         },
-        "weight_bytes_rank0": None,
+        "weight_bytes_rank0": weights,
     }
 
 

@@ -198,11 +198,13 @@ class EngineFacts:
     Attributes:
         platform: `cuda` or `cpu`.
         capability: CUDA compute capability, None when the GPU is not known.
+        model_files: the files that `model` was read from.
         model: None when the files or the architecture are not known (then `missing` says why).
         kv_cache_dtype: vLLM's word (`auto`, `fp8`, ...).
         dtype: `--dtype`.
         flags: the flags that nothing else here stands for.
         draft: speculative decoding.
+        data_parallel_size, enable_expert_parallel: over how many GPUs routed experts are spread, and how.
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
         silent_flags: flags that may matter and that nobody said, with vLLM's default.
@@ -212,6 +214,7 @@ class EngineFacts:
     rules: ReleaseRules
     version: Fact[str] | None
     model_folder: Fact[str] | None
+    model_files: ModelFiles | None
     model: ModelGeometry | None
     max_model_len: Fact[int] | None
     platform: Fact[str]
@@ -220,6 +223,8 @@ class EngineFacts:
     pipeline_parallel_size: Fact[int]
     decode_context_parallel_size: Fact[int]
     prefill_context_parallel_size: Fact[int]
+    data_parallel_size: Fact[int]
+    enable_expert_parallel: Fact[bool]
     kv_cache_dtype: Fact[str]
     dtype: Fact[str]
     flags: CacheFlags

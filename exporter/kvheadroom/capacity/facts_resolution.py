@@ -110,6 +110,7 @@ def resolve_facts(
             Origin.ASSUMED if model_files.assumed_because else Origin.MODEL_FILES,
             model_files.assumed_because,
         ),
+        model_files=model_files,
         model=model,
         max_model_len=max_model_len,
         platform=platform,
@@ -118,6 +119,8 @@ def resolve_facts(
         pipeline_parallel_size=_flag(None, flags.get("pipeline_parallel_size"), 1),
         decode_context_parallel_size=_flag(None, flags.get("decode_context_parallel_size"), 1),
         prefill_context_parallel_size=_flag(None, flags.get("prefill_context_parallel_size"), 1),
+        data_parallel_size=_flag(None, flags.get("data_parallel_size"), 1),
+        enable_expert_parallel=_flag(None, flags.get("enable_expert_parallel"), False),  # noqa: FBT003
         kv_cache_dtype=_flag(echoed.kv_cache_dtype, flags.get("kv_cache_dtype"), "auto"),
         dtype=_flag(None, flags.get("dtype"), "auto"),
         flags=_cache_flags(flags, echoed),

@@ -26,12 +26,10 @@ def resolve_settings(
         VllmRefusesError, NotModelledError: with the reason.
     """
     flags, stack, tp = facts.flags, model.stack, facts.tensor_parallel_size.value
-    compute_dtype = _compute_dtype(facts, model)
+    model_dtype = compute_dtype(facts, model)
     cache_dtype = _cache_dtype(facts, model, capability)
-    if cache_dtype in ("float16", "bfloat16") and cache_dtype != compute_dtype:
-        raise VllmRefusesError(
-            f"kv_cache_dtype={cache_dtype} is incompatible with a model in {compute_dtype}"
-        )
+    if cache_dtype in ("float16", "bfloat16") and cache_dtype != model_dtype:
+        raise VllmRefusesError(f"kv_cache_dtype={cache_dtype} is incompatible with a model in {model_dtype}")
     prefix_caching = flags.enable_prefix_caching
     if prefix_caching is None:
         # Models of recurrent states alone have it off (`is_prefix_caching_supported`, config/model.py).
@@ -47,7 +45,7 @@ def resolve_settings(
         parallelism=facts.parallelism,
         cache_dtype=cache_dtype,
         said_dtype=facts.kv_cache_dtype.value,
-        compute_dtype=compute_dtype,
+        compute_dtype=model_dtype,
         traits=ModelTraits(
             head_size=stack.head_size,
             query_heads=(model.num_heads or 0) // tp,
@@ -147,7 +145,7 @@ def _cache_dtype(facts: EngineFacts, model: ModelGeometry, capability: tuple[int
     return dtype
 
 
-def _compute_dtype(facts: EngineFacts, model: ModelGeometry) -> str:
+def compute_dtype(facts: EngineFacts, model: ModelGeometry) -> str:
     """`--dtype`; a float32 checkpoint, or one that names no dtype, runs in 16 bits (`_resolve_auto_dtype`)."""
     flagged = facts.dtype.value != "auto"
     said = facts.dtype.value if flagged else model.dtype
