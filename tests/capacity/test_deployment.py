@@ -1,5 +1,6 @@
 """A start as a planner sees it: vLLM's own figures, sessions, fleets, and other ways to use the same GPUs."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -129,6 +130,57 @@ def test_where_the_weights_do_not_fit_only_other_splits_are_alternatives() -> No
     base = plan_deployment(request("fp8", tensor_parallel_size=4))
     assert base.outcome is Outcome.NO_ROOM
     assert {other.kind for other in alternatives(base)} == {Kind.STAGES, Kind.ENGINES}
+
+
+def test_weights_are_those_of_vllms_own_classes_on_every_stage_and_engine() -> None:
+    # weight_bytes_rank0 of the rows glm53-nvfp4q-weights-tp4 and glm53-nvfp4q-tp8-mtp1.
+    four = plan_deployment(request(tensor_parallel_size=4))
+    assert four.weights_bytes == 113_582_936_688
+    assert four.outcome is Outcome.STARTS
+    eight = plan_deployment(request(tensor_parallel_size=8))
+    assert eight.weights_bytes == 58_365_186_672
+    stages = plan_deployment(request(tensor_parallel_size=4, pipeline_parallel_size=2))
+    assert stages.weights is not None
+    assert len(stages.weights.stage_bytes) == 2
+    assert stages.budget is not None
+    assert stages.pool is not None
+    # The fewest blocks of all stages, each with its own bytes per block and its own weights.
+    assert stages.layout is not None
+    requested = math.ceil(182_642 * 1024**2 * 0.92) - 12 * 10**9
+    assert stages.pool.num_blocks == min(
+        (requested - held) // size
+        for held, size in zip(stages.weights.stage_bytes, stages.layout.stage_bytes_per_block, strict=True)
+    )
+
+
+def test_the_same_eight_gpus_hold_more_in_stages_and_engines_with_their_own_weights() -> None:
+    found = {other.flags: other for other in alternatives(plan_deployment(request(tensor_parallel_size=8)))}
+    base = plan_deployment(request(tensor_parallel_size=8)).fleet.replica_tokens
+    assert base is not None
+    for flags in ("-tp 4 -pp 2", "-tp 1 -dp 8 -ep", "-dcp 8"):
+        assert (found[flags].tokens or 0) > 2 * base
+    # An engine on each GPU holds all of the attention: 88 GB of weights, not 58.
+    assert found["-tp 1 -dp 8 -ep"].plan.weights_bytes == 88_163_478_384
+
+
+def test_a_checkpoint_that_its_config_does_not_make_is_shared_out_evenly_and_says_so() -> None:
+    # This config.json names no quantization: it would make twice the bytes of the FP8 checkpoint.
+    plan = plan_deployment(request("fp8", tensor_parallel_size=8))
+    assert plan.weights_bytes == math.ceil(755_617_140_000 / 8)
+    assert plan.weights is not None
+    assert "an even share for each GPU: config.json would make" in plan.weights.note
+    for flags in ({"pipeline_parallel_size": 2}, {"data_parallel_size": 2}):
+        unknown = plan_deployment(request("fp8", tensor_parallel_size=8, **flags))
+        assert unknown.outcome is Outcome.UNKNOWN
+        assert "is not known: config.json would make" in unknown.reason
+
+
+def test_weights_that_nobody_said_are_made_from_the_config_and_marked() -> None:
+    asked = request(tensor_parallel_size=8)
+    plan = plan_deployment(replace(asked, operator=replace(asked.operator, weights_bytes=None)))
+    assert plan.weights_bytes == 58_365_186_672
+    assert plan.facts.missing == ()
+    assert "as config.json makes them" in dict(plan.facts.assumed())["weights_bytes"]
 
 
 def test_sixteen_bits_have_eight_as_an_alternative() -> None:

@@ -152,6 +152,7 @@ def test_without_a_gpu_only_weights_that_depend_on_it_are_unknown() -> None:
                 answers=ServerAnswers(version=row["vllm_version"]),
                 echoed=EchoedFlags(),
                 model_files=ModelFiles(folder="", config=row["config"]),
+                sizes_weights=False,
             )
         )
 

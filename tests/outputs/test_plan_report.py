@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import Outcome, PlanRequest
 from kvheadroom.capacity.facts import AUTO_LENGTH, ModelFiles, OperatorFacts
 from kvheadroom.capacity.gpu_catalogue import catalogue_name
@@ -45,7 +46,9 @@ def test_every_kind_of_model_is_told_within_100_columns_and_as_json(seeded: rand
             document = json.loads(plan_json([model], by_sum=by_sum))
             (told,) = document["models"][0]["plans"]
             assert told["outcome"] == str(model.rows[0].plan.outcome)
-            if is_refused(row):
+            if needs_remote_code(row["config"]):
+                assert any("careful: its configuration is" in line for line in lines)
+            elif is_refused(row):
                 assert model.rows[0].plan.outcome in (Outcome.REFUSED, Outcome.NO_ROOM, Outcome.UNKNOWN), row[
                     "id"
                 ]

@@ -148,7 +148,7 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         raise _UnknownCaseError("`config` is no mapping (a parsed config.json)")
     if version is not None and not isinstance(version, str):
         raise _UnknownCaseError(f"`vllm_version` is {shown(version)}; a word such as 0.33.0 is needed")
-    if _needs_remote_code(config) and not flags.get("trust_remote_code"):
+    if needs_remote_code(config) and not flags.get("trust_remote_code"):
         error = f"the configuration of {shown(config.get('model_type'))} is the repository's own code: trust_remote_code"
         return {"refused": True, "error": error}
     auto_fit = flags.get("max_model_len") in (-1, "auto")
@@ -160,6 +160,7 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         answers=ServerAnswers(version=version),
         echoed=EchoedFlags(),
         model_files=ModelFiles(folder="", config=config),
+        sizes_weights=False,
     )
     if facts.obstacles:
         raise _UnknownCaseError("; ".join(facts.obstacles))
@@ -191,7 +192,7 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
     return _planned(layout, pool, _lengths(case), _weights(facts))
 
 
-def _needs_remote_code(config: Mapping[str, Any]) -> bool:
+def needs_remote_code(config: Mapping[str, Any]) -> bool:
     """Whether vLLM asks for `--trust-remote-code` before it reads the configuration (transformers_utils/config.py)."""
     classes, kind = config.get("auto_map"), config.get("model_type")
     return (

@@ -199,8 +199,6 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         return ends(Outcome.UNKNOWN, layout if isinstance(layout, str) else "the layout is not known")
     if isinstance(budget, str):
         return ends(Outcome.UNKNOWN, budget)
-    if engines > 1 and made is not None and made.weights is not None and _is_even_share(facts, made.weights):
-        return ends(Outcome.UNKNOWN, "how experts are shared out over data-parallel engines is not modelled")
     if isinstance(budget, NoRoom):
         return ends(Outcome.NO_ROOM, str(budget))
     override = facts.num_gpu_blocks_override
@@ -220,11 +218,6 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
             reasons.append(facts.model.context_unknown)
         return ends(Outcome.UNKNOWN, "; ".join(reasons), pool)
     return ends(*_verdict(pool), pool)
-
-
-def _is_even_share(facts: EngineFacts, weights: RankWeights) -> bool:
-    """Whether weights that have experts are shared out evenly, for want of better."""
-    return weights.plan is None and (facts.model is None or bool(facts.model.num_experts))
 
 
 def _verdict(pool: PredictedPool) -> tuple[Outcome, str]:

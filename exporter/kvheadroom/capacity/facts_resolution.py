@@ -5,6 +5,7 @@ release, which is marked assumed. Facts are replaced as a whole, never patched.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvheadroom.capacity.facts import (
@@ -28,6 +29,7 @@ from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, r
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 from kvheadroom.capacity.speculation import plan_draft
+from kvheadroom.capacity.weights import plan_weights
 
 T = TypeVar("T")
 
@@ -41,11 +43,14 @@ def resolve_facts(
     echoed: EchoedFlags,
     model_files: ModelFiles | None,
     model_files_missing: MissingFact | None = None,
+    sizes_weights: bool = True,
 ) -> EngineFacts:
     """Facts of one engine from everything that was said about it.
 
     Args:
         model_files_missing: why `model_files` is None.
+        sizes_weights: make weights that nobody said from config.json; it takes time, and is of use only where the pool
+            is what they leave over.
     """
     flags = operator.flags
     rules = rules_for(answers.version)
@@ -100,7 +105,7 @@ def resolve_facts(
         )
 
     default_block_size = 128 if platform.value == CPU else 16
-    return EngineFacts(
+    facts = EngineFacts(
         rules=rules,
         version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
         model_folder=None
@@ -146,6 +151,21 @@ def resolve_facts(
         silent_flags=tuple(_silent_flags(flags, echoed, model)),
         missing=tuple(missing),
         obstacles=tuple(obstacles),
+    )
+    unsized = weights_bytes is None and hbm_bytes is not None and facts.pool_from_hbm
+    return _with_weights(facts) if sizes_weights and unsized else facts
+
+
+def _with_weights(facts: EngineFacts) -> EngineFacts:
+    """With the weights that config.json makes, where their rules are known."""
+    plan = plan_weights(facts)
+    if isinstance(plan, str):
+        return facts
+    note = f"{plan.total_bytes / 1e9:.2f} GB, as config.json makes them"
+    return replace(
+        facts,
+        weights_bytes=Fact(plan.total_bytes, Origin.ASSUMED, note),
+        missing=tuple(fact for fact in facts.missing if fact.fact != "weights_bytes"),
     )
 
 

@@ -12,7 +12,9 @@ from kvheadroom.capacity.article import (
     checkpoint_bytes,
     simple_sum,
 )
+from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, PlanRequest, plan_deployment
+from kvheadroom.capacity.facts import ModelFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class ModelPlan:
         name: as it was asked for.
         where: where its files were found.
         weights_bytes: all weights of the checkpoint, None where they are not known.
-        doubts: what does not fit together among the weights' files.
+        doubts: what to look at before it is started: files that do not fit together, code of its own.
         others: other ways on the GPUs of `others_than`.
     """
 
@@ -102,11 +104,16 @@ def plan_model(name: str, where: str, requests: tuple[PlanRequest, ...], *, by_s
         name=name,
         where=where,
         weights_bytes=checkpoint_bytes(widest.plan),
-        doubts=requests[0].model_files.weights_doubts,
+        doubts=_doubts(requests[0].model_files),
         rows=rows,
         others=alternatives(base),
         others_than=base,
     )
+
+
+def _doubts(files: ModelFiles) -> tuple[str, ...]:
+    code = "its configuration is the repository's own code: vLLM starts with --trust-remote-code only"
+    return (*files.weights_doubts, *([code] if needs_remote_code(files.config) else []))
 
 
 def _row(request: PlanRequest) -> PlannedRow:

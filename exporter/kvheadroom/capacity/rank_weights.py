@@ -35,13 +35,18 @@ def weights_of(facts: EngineFacts) -> RankWeights | str | None:
         return RankWeights(plan.stage_bytes, plan, f"tensor by tensor, by {basis}")
     if said is None:
         return None
+    reason = plan if isinstance(plan, str) else _contradiction(plan, said.value)
     if facts.pipeline_parallel_size.value > 1:
-        return "how the weights are shared out over pipeline stages is not modelled by this version"
+        return f"how the weights are shared out over pipeline stages is not known: {reason}"
+    if facts.data_parallel_size.value > 1 and (facts.model is None or facts.model.num_experts):
+        return f"how the experts are shared out over data-parallel engines is not known: {reason}"
     share = math.ceil(said.value / facts.tensor_parallel_size.value)
-    note = (
-        f"an even share for each GPU: {plan if isinstance(plan, str) else _contradiction(plan, said.value)}"
+    return RankWeights(
+        (share,),
+        None,
+        f"{said.origin}, an even share for each GPU",
+        f"an even share for each GPU: {reason}",
     )
-    return RankWeights((share,), None, f"{said.origin}, an even share for each GPU", note)
 
 
 def _contradiction(plan: WeightPlan, said_bytes: int) -> str:
