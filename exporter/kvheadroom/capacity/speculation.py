@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvheadroom.capacity.checkpoint_types import kv_dtypes
 from kvheadroom.capacity.facts import Draft
 from kvheadroom.capacity.families import attention
 from kvheadroom.capacity.layer_stack import Layers
 from kvheadroom.capacity.layers import AttentionLayer, CacheLayer
 from kvheadroom.capacity.model_config import BadFieldError, ModelConfig, shown
-from kvheadroom.capacity.model_geometry import ModelGeometry, kv_dtypes
+from kvheadroom.capacity.model_geometry import ModelGeometry
 
 _MOST_TOKENS = 1000
 
