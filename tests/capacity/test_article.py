@@ -1,6 +1,7 @@
 """The sum on paper: a public article's tables digit for digit, and the way from there to vLLM."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,6 +174,26 @@ def test_weights_that_are_not_loaded_and_those_that_are_copied_are_steps_of_thei
     assert (steps["not_loaded"].change_tokens, steps["replicated"].change_tokens) == (not_loaded, replicated)
     # The rest of the weights is less than 0.2 GB.
     assert abs(steps["shapes"].change_bytes) < 2e8
+
+
+def test_the_document_tells_the_steps_as_they_are() -> None:
+    text = (Path(__file__).parents[2] / "docs/capacity-model.md").read_text()
+    table = text[text.index("| the sum on paper |") : text.index("So 1M starts on four GPUs")]
+    told = [
+        [cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines() if line.startswith("|")
+    ]
+    rows = [row(tensor_parallel_size=tp) for tp in (4, 8)]
+    changes = [[f"{step.change_tokens:+,}" for step in planned.bridge[1:]] for planned in rows]
+    start = [f"{planned.bridge[0].tokens:,}" for planned in rows]
+    pools = [f"{planned.bridge[-2].tokens:,}" for planned in rows]
+    assert told == [
+        start,
+        *map(list, zip(*[one[:-1] for one in changes], strict=True)),
+        pools,
+        [one[-1] for one in changes],
+    ]
+    assert [planned.starts(by_sum=True) for planned in rows] == [False, True]
+    assert [planned.starts(by_sum=False) for planned in rows] == [True, True]
 
 
 def test_with_multi_token_prediction_nothing_is_left_out() -> None:
