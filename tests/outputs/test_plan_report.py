@@ -11,7 +11,9 @@ from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.model_plan import ModelPlan, plan_model
 from kvheadroom.outputs.plan_json import plan_json
 from kvheadroom.outputs.plan_report import plan_report
+from tests.capacity.article_models import request as article_request
 from tests.capacity.truth import ROWS, is_refused
+from tests.conftest import Golden
 
 SAMPLE = 60
 
@@ -52,3 +54,16 @@ def test_every_kind_of_model_is_told_within_100_columns_and_as_json(seeded: rand
                 assert model.rows[0].plan.outcome in (Outcome.REFUSED, Outcome.NO_ROOM, Outcome.UNKNOWN), row[
                     "id"
                 ]
+
+
+def test_the_articles_comparison_reads_as_it_is_meant_to(golden: Golden) -> None:
+    models = [
+        plan_model(
+            f"glm-5.3-{name}",
+            "a folder",
+            tuple(article_request(name, tensor_parallel_size=tp) for tp in (4, 8)),
+            by_sum=True,
+        )
+        for name in ("nvfp4", "fp8")
+    ]
+    golden.check("plan_article.txt", "\n".join(plan_report(models, by_sum=True, explain=False)) + "\n")
