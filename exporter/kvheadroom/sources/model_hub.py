@@ -17,7 +17,7 @@ from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
 from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
-from kvheadroom.sources.safetensors import LENGTH_BYTES, BadHeaderError, header_length, parse_header
+from kvheadroom.sources.safetensors_header import LENGTH_BYTES, BadHeaderError, header_length, parse_header
 from kvheadroom.sources.weight_files import INDEX_NAME, total_size
 
 FILE_SECONDS = 60.0

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kvheadroom.sources.safetensors import BadHeaderError, read_header
+from kvheadroom.sources.safetensors_header import BadHeaderError, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 LARGEST_BYTES = 2**53
