@@ -5,6 +5,7 @@ release, which is marked assumed. Facts are replaced as a whole, never patched.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvheadroom.capacity.facts import (
@@ -27,6 +28,7 @@ from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, r
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import rules_for
 from kvheadroom.capacity.speculation import plan_draft
+from kvheadroom.capacity.weights import plan_weights
 
 T = TypeVar("T")
 
@@ -75,7 +77,7 @@ def resolve_facts(
     override = _optional(echoed.num_gpu_blocks_override, flags.get("num_gpu_blocks_override"))
     weights_bytes = _weights(operator, model_files)
     if kv_cache_memory_bytes is None and override is None:
-        missing += _missing_for_pool(platform, hbm_bytes, weights_bytes)
+        missing += _missing_for_pool(platform, hbm_bytes)
 
     max_model_len = _optional(answers.max_model_len, flags.get("max_model_len"), Origin.SERVER)
     if max_model_len is None and model is not None and model.usual_context is not None:
@@ -98,7 +100,7 @@ def resolve_facts(
         )
 
     default_block_size = 128 if platform.value == CPU else 16
-    return EngineFacts(
+    facts = EngineFacts(
         rules=rules,
         version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
         model_folder=None
@@ -145,6 +147,7 @@ def resolve_facts(
         missing=tuple(missing),
         obstacles=tuple(obstacles),
     )
+    return replace(facts, missing=(*missing, *_missing_weights(facts)))
 
 
 def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
@@ -213,9 +216,23 @@ def _batched_tokens(
     return Fact(tokens, Origin.DEFAULT, f"{tokens} (vLLM's default on this hardware)")
 
 
-def _missing_for_pool(
-    platform: Fact[str], hbm_bytes: Fact[int] | None, weights_bytes: Fact[int] | None
-) -> list[MissingFact]:
+def _missing_weights(facts: EngineFacts) -> tuple[MissingFact, ...]:
+    """The size of the weights, where the pool is what they leave over and nothing tells it."""
+    if not facts.pool_from_hbm or facts.platform.value == CPU or facts.weights_bytes is not None:
+        return ()
+    reason = plan_weights(facts)
+    if not isinstance(reason, str):
+        return ()
+    return (
+        MissingFact(
+            "weights_bytes",
+            f"there is no model.safetensors.index.json with a total_size in the model's folder, and {reason}",
+            "set `weights_bytes: N` (the sum of the sizes of the *.safetensors files)",
+        ),
+    )
+
+
+def _missing_for_pool(platform: Fact[str], hbm_bytes: Fact[int] | None) -> list[MissingFact]:
     """What is missing where the pool is what memory leaves over."""
     if platform.value == CPU:
         return [
@@ -234,14 +251,6 @@ def _missing_for_pool(
                 "neither the size of the pool nor that of the GPU's memory is known",
                 "set `gpu: B200` (or another name of the catalogue), or `hbm_bytes: N` "
                 "(torch.cuda.mem_get_info()[1])",
-            )
-        )
-    if weights_bytes is None:
-        missing.append(
-            MissingFact(
-                "weights_bytes",
-                "there is no model.safetensors.index.json with a total_size in the model's folder",
-                "set `weights_bytes: N` (the sum of the sizes of the *.safetensors files)",
             )
         )
     return missing

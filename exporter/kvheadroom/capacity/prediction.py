@@ -71,7 +71,7 @@ def predict(facts: EngineFacts) -> Prediction:
     if layout is not None:
         override = facts.num_gpu_blocks_override
         length = None if facts.max_model_len is None else facts.max_model_len.value
-        available = None if budget is None else tuple(budget.available_bytes for _ in layout.stage_layers)
+        available = None if budget is None else budget.stage_available_bytes
         planned = plan_pool(layout, available, None if override is None else override.value, length)
         if isinstance(planned, str):
             reasons.append(planned)
