@@ -450,7 +450,12 @@ def test_an_index_that_counts_headers_as_well_does_not_change_the_weights(said: 
 def test_weights_of_another_size_than_config_json_makes_are_taken_as_they_are_said() -> None:
     quantized = predict(facts(config=KNOWN_LLAMA, gpu="H100", weights_bytes=9 * 10**9))
     assert quantized.budget is not None
-    assert [term.bytes for term in quantized.budget.terms if term.term == "weights"] == [-9 * 10**9]
+    assert [(term.bytes, term.origin) for term in quantized.budget.terms if term.term == "weights"] == [
+        (
+            -9 * 10**9,
+            "your config, divided by tensor_parallel_size: config.json makes another size of weights",
+        )
+    ]
 
 
 def test_each_pipeline_stage_has_a_budget_of_its_own() -> None:

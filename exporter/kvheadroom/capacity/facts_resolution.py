@@ -226,7 +226,8 @@ def _missing_weights(facts: EngineFacts) -> tuple[MissingFact, ...]:
     return (
         MissingFact(
             "weights_bytes",
-            f"there is no model.safetensors.index.json with a total_size in the model's folder, and {reason}",
+            "neither headers of safetensors files nor an index with a total_size are in the model's folder, "
+            f"and {reason}",
             "set `weights_bytes: N` (the sum of the sizes of the *.safetensors files)",
         ),
     )

@@ -81,12 +81,11 @@ def _weights(facts: EngineFacts) -> tuple[tuple[int, ...], str] | str | None:
         return plan.stage_bytes, Origin.MODEL_FILES
     if given is None:
         return None
+    why = plan if isinstance(plan, str) else "config.json makes another size of weights"
     if facts.pipeline_parallel_size.value > 1:
-        why = (
-            plan if isinstance(plan, str) else "config.json makes another size of weights than weights_bytes"
-        )
         return f"how the weights are shared out over pipeline stages is not known: {why}"
-    return (math.ceil(given.value / facts.tensor_parallel_size.value),), given.origin
+    held = math.ceil(given.value / facts.tensor_parallel_size.value)
+    return (held,), f"{given.origin}, divided by tensor_parallel_size: {why}"
 
 
 def _agrees(plan: WeightPlan, given: int) -> bool:

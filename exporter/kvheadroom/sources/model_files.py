@@ -1,4 +1,4 @@
-"""A model's folder -> config.json and the weights' total size. Nothing else in it is opened."""
+"""A model's folder -> config.json, and the names and sizes of its tensors. Nothing else in it is opened."""
 
 import json
 import stat
@@ -7,6 +7,7 @@ from typing import Any
 
 from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.sources.safetensors import read_tensors
 from kvheadroom.sources.slow_files import SlowFiles
 
 SOURCE = "model_files"
@@ -34,7 +35,14 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
             total = int(size)
     elif index.reason is not FailureReason.NOT_FOUND:
         return index
-    return ModelFiles(folder=folder, config=config, weights_bytes=total, assumed_because=assumed_because)
+    tensors = read_tensors(Path(folder), None if isinstance(index, SourceFailure) else index)
+    return ModelFiles(
+        folder=folder,
+        config=config,
+        weights_bytes=(tensors.total_bytes if tensors else None) or total,
+        tensors=tensors,
+        assumed_because=assumed_because,
+    )
 
 
 class ModelFilesReader:
