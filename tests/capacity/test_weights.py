@@ -6,6 +6,7 @@ How the rows were made stands in docs/capacity-model.md, "Weights on each rank".
 import gzip
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 
 from kvheadroom.capacity.cases import plan_case
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, ServerAnswers, TensorInventory
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.weights import WeightPlan, plan_weights, target_bytes
 from kvheadroom.capacity.weights.registry import BUILDS
+from tests.capacity.facts_builder import facts
 from tests.capacity.truth import BY_ID, facts_of
 
 ROWS: list[dict[str, Any]] = [
@@ -26,9 +28,13 @@ ROWS: list[dict[str, Any]] = [
     for line in gzip.decompress((Path(__file__).parent / "weights.jsonl.gz").read_bytes()).splitlines()
 ]
 
+# Real pairs of config.json and the `total_size` of the index beside it; the table says which.
+CHECKPOINTS: dict[str, Any] = json.loads((Path(__file__).parent / "checkpoints.json").read_text())
+
 # What this version answers, of all rows. Raise the numbers when more is modelled.
 ANSWERED = {"exact": 2278, "near": 3, "unknown": 115}
 NEAR = 1e-5
+LLAMA = "llama31-8b-tp1-h100"
 PUBLIC_ROWS = 150
 DRAFTED = [number for number, row in enumerate(ROWS) if "draft_bytes" in row]
 DRAFTS_ANSWERED = 47
@@ -122,7 +128,7 @@ def test_what_every_rank_of_glm_holds_whole_is_told() -> None:
 
 def test_the_layer_of_multi_token_prediction_is_in_the_checkpoint_and_loaded_only_with_it() -> None:
     without = plan_of(GLM)
-    facts = facts_of(
+    known = facts_of(
         {
             **BY_ID[GLM],
             "flags": {
@@ -131,7 +137,7 @@ def test_the_layer_of_multi_token_prediction_is_in_the_checkpoint_and_loaded_onl
             },
         }
     )
-    loaded = plan_weights(facts)
+    loaded = plan_weights(known)
     assert isinstance(loaded, WeightPlan)
     assert (loaded.not_loaded_bytes, loaded.total_bytes) == (0, without.total_bytes)
     assert without.not_loaded_bytes > 0 == without.draft_bytes[0]
@@ -162,9 +168,9 @@ def test_without_a_gpu_only_weights_that_depend_on_it_are_unknown() -> None:
 
 def test_weights_of_a_draft_model_are_not_guessed() -> None:
     row = BY_ID["llama31-8b-tp1-h100"]
-    facts = facts_of(row)
-    assert facts.model is not None
-    drafted = replace(facts, draft=replace(facts.draft, layers=facts.model.stack.layers[:1]))
+    known = facts_of(row)
+    assert known.model is not None
+    drafted = replace(known, draft=replace(known.draft, layers=known.model.stack.layers[:1]))
     assert "draft model" in str(plan_weights(drafted))
 
 
@@ -174,3 +180,71 @@ def test_a_case_answers_with_the_weights_of_the_target() -> None:
     divided = plan_case({**row, "flags": {"pipeline_parallel_size": 2}})
     assert sum(divided["weight_bytes_rank0"]) == 16_060_522_496
     assert plan_case({**row, "gpu": "CPU"})["weight_bytes_rank0"] is None
+
+
+def with_tensors(name: str, sizes: Mapping[str, int | None], problem: str = "") -> WeightPlan | str:
+    known = facts_of(BY_ID[name])
+    assert known.model_files is not None
+    tensors = TensorInventory(sizes=sizes, problem=problem)
+    return plan_weights(replace(known, model_files=replace(known.model_files, tensors=tensors)))
+
+
+def test_headers_that_make_the_size_of_config_json_confirm_it() -> None:
+    plan = with_tensors(LLAMA, {"model.embed_tokens.weight": 10**9, "rest": 15_060_522_496, "x.k_scale": 256})
+    assert isinstance(plan, WeightPlan)
+    assert (plan.basis, plan.total_bytes, plan.not_loaded_bytes) == ("headers", 16_060_522_752, 0)
+    assert plan.stage_bytes == plan_of(LLAMA).stage_bytes
+
+
+def test_headers_of_another_size_leave_the_weights_unknown() -> None:
+    said = with_tensors(LLAMA, {"rest": 9_000_000_000})
+    assert "take 9000000000 bytes, and by config.json they would take 16060522496" in str(said)
+
+
+def test_files_that_lie_leave_the_weights_unknown() -> None:
+    assert (
+        with_tensors(LLAMA, {}, "a.safetensors: its header is no JSON")
+        == "a.safetensors: its header is no JSON"
+    )
+
+
+@pytest.mark.parametrize("name", ["model.layers.78.mlp.w", "mtp.layers.0.w", "model.mtp.w"])
+def test_headers_tell_the_layer_of_multi_token_prediction(name: str) -> None:
+    expected = plan_of(GLM)
+    loaded = expected.total_bytes - expected.not_loaded_bytes
+    plan = with_tensors(GLM, {"model.layers.77.mlp.w": loaded, name: 20_000_000_000})
+    assert isinstance(plan, WeightPlan)
+    assert plan.not_loaded_bytes == 20_000_000_000
+    assert plan.total_bytes == loaded + 20_000_000_000
+
+
+def test_an_output_layer_that_is_tied_is_not_loaded_from_its_copy() -> None:
+    row = BY_ID[LLAMA]
+    tied = {**row, "config": {**row["config"], "tie_word_embeddings": True}}
+    known = facts_of(tied)
+    assert known.model_files is not None
+    copy = 128256 * 4096 * 2
+    tensors = TensorInventory(sizes={"rest": 16_060_522_496 - copy, "lm_head.weight": copy})
+    plan = plan_weights(replace(known, model_files=replace(known.model_files, tensors=tensors)))
+    assert isinstance(plan, WeightPlan)
+    assert plan.not_loaded_bytes == copy
+    assert plan.stage_bytes == (16_060_522_496 - copy,)
+
+
+def test_an_index_tells_by_its_names_whether_there_is_multi_token_prediction() -> None:
+    without = with_tensors(GLM, {"model.layers.77.mlp.w": None})
+    beside = with_tensors(GLM, {"model.layers.77.mlp.w": None, "model.layers.78.mlp.w": None})
+    assert isinstance(without, WeightPlan)
+    assert isinstance(beside, WeightPlan)
+    assert (without.basis, without.not_loaded_bytes) == ("index", 0)
+    assert beside.not_loaded_bytes == plan_of(GLM).not_loaded_bytes > 0
+    assert beside.total_bytes - beside.not_loaded_bytes == without.total_bytes
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_real_checkpoints_are_as_large_as_config_json_makes_them(name: str) -> None:
+    made = plan_weights(facts(config=CHECKPOINTS[name]["config"], gpu="H100"))
+    assert isinstance(made, WeightPlan), made
+    # The one that is larger stores a buffer of 257 positions in int64.
+    stored = 257 * 8 if name == "deepseek-ocr" else 0
+    assert made.total_bytes + stored == CHECKPOINTS[name]["total_size"]

@@ -1,7 +1,7 @@
 """What does not change until a restart: flags, model, hardware; each with where it is known from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
@@ -100,15 +100,35 @@ class OperatorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInventory:
+    """The tensors of a checkpoint.
+
+    Attributes:
+        sizes: bytes of each by its name; None where an index told no more than the name.
+        problem: what is wrong with the files, or empty; then nothing else is known.
+    """
+
+    sizes: Mapping[str, int | None] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes of all of them, None where they are not known."""
+        sizes = [size for size in self.sizes.values() if size is not None]
+        return sum(sizes) if sizes and len(sizes) == len(self.sizes) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
     """The model's files, read.
 
     Attributes:
         folder: where they lie.
         config: config.json, parsed.
-        weights_bytes: of all tensors, by the index or the files' headers; None where they are not known.
+        weights_bytes: of all tensors, by the files' headers or the index; None where they are not known.
         weights_unknown: why not, one sentence; empty where they are, or where nobody looked.
         weights_doubts: what does not fit together among the weights' files, each one sentence.
+        tensors: None without safetensors files and without an index.
         assumed_because: why these may be the wrong files, or empty.
     """
 
@@ -117,6 +137,7 @@ class ModelFiles:
     weights_bytes: int | None = None
     weights_unknown: str = ""
     weights_doubts: tuple[str, ...] = ()
+    tensors: TensorInventory | None = None
     assumed_because: str = ""
 
 

@@ -160,7 +160,11 @@ def _with_weights(facts: EngineFacts) -> EngineFacts:
     """With the weights that config.json makes, where their rules are known."""
     plan = plan_weights(facts)
     if isinstance(plan, str):
-        return facts
+        told = (
+            replace(fact, why=f"{fact.why}, and {plan}") if fact.fact == "weights_bytes" else fact
+            for fact in facts.missing
+        )
+        return replace(facts, missing=tuple(told))
     note = f"{plan.total_bytes / 1e9:.2f} GB, as config.json makes them"
     return replace(
         facts,

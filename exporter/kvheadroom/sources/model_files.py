@@ -1,4 +1,4 @@
-"""A model's folder -> config.json and the weights' total size. No tensor in it is read."""
+"""A model's folder -> config.json, and the names and sizes of its tensors. No tensor in it is read."""
 
 import json
 import stat
@@ -7,6 +7,7 @@ from typing import Any
 
 from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.sources.safetensors import read_tensors
 from kvheadroom.sources.slow_files import SlowFiles
 from kvheadroom.sources.weight_files import INDEX_NAME, read_weight_files
 
@@ -26,13 +27,15 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
     index = read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
     if isinstance(index, SourceFailure) and index.reason is not FailureReason.NOT_FOUND:
         return index
-    weights = read_weight_files(Path(folder), None if isinstance(index, SourceFailure) else index)
+    folder_index = None if isinstance(index, SourceFailure) else index
+    weights = read_weight_files(Path(folder), folder_index)
     return ModelFiles(
         folder=folder,
         config=config,
         weights_bytes=weights.total_bytes,
         weights_unknown=weights.unknown,
         weights_doubts=weights.doubts,
+        tensors=read_tensors(Path(folder), folder_index),
         assumed_because=assumed_because,
     )
 

@@ -1,10 +1,11 @@
 """Facts -> the weights that each pipeline stage's first tensor-parallel rank holds."""
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
-from kvheadroom.capacity.facts import Draft, EngineFacts
+from kvheadroom.capacity.facts import Draft, EngineFacts, TensorInventory
 from kvheadroom.capacity.families.multimodal import text_section
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
@@ -40,6 +41,12 @@ _OF_TRANSFORMERS = frozenset(
         "Starcoder2ForCausalLM",
     }
 )
+# Files may hold buffers and scales of their own.
+_TOLERANCE = 0.01
+# Layers of multi-token prediction stand behind the others, or under a name of their own.
+_LAYER_NUMBER = re.compile(r"^(?:model\.|language_model\.|model\.language_model\.)*layers\.(\d{1,6})\.")
+_MTP_NAME = re.compile(r"(?:^|\.)mtp(?:\.|_)")
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _Placed = list[tuple[str, Parts]]
 """Parts, each group with the beginning of its names."""
 _MTP_LAYER = "model.layers.{}."
@@ -121,7 +128,54 @@ def plan_weights(facts: EngineFacts) -> WeightPlan | str:
         return str(reason)
     if any(plan != plans[0] for plan in plans):
         return f"the weights of {model.architecture} depend on the GPU, which is not known"
-    return plans[0]
+    return _held_to_files(plans[0], files.tensors, len(weights.blueprint.layers))
+
+
+def _held_to_files(plan: WeightPlan, tensors: TensorInventory | None, layers: int) -> WeightPlan | str:
+    """The plan with what the checkpoint itself tells; a string where that is something else."""
+    if tensors is None:
+        return plan
+    if tensors.problem:
+        return tensors.problem
+    total = tensors.total_bytes
+    if total is None:
+        has_mtp = any(_is_mtp(name, layers) for name in tensors.sizes)
+        left_out = 0 if has_mtp else plan.not_loaded_bytes
+        return replace(
+            plan,
+            total_bytes=plan.total_bytes - left_out,
+            not_loaded_bytes=plan.not_loaded_bytes - left_out,
+            basis="index",
+        )
+    mtp = sum(size or 0 for name, size in tensors.sizes.items() if _is_mtp(name, layers))
+    copies = sum(
+        size or 0
+        for name, size in tensors.sizes.items()
+        if name in _HEADS and all(term.name != "lm_head" for term in plan.terms)
+    )
+    loaded = total - mtp - copies
+    expected = plan.total_bytes - plan.not_loaded_bytes - _drafted(plan)
+    if abs(loaded - expected) > _TOLERANCE * expected:
+        return (
+            f"the tensors of the checkpoint take {loaded} bytes, and by config.json they would take {expected}; "
+            "which of both is loaded is not known"
+        )
+    return replace(
+        plan,
+        total_bytes=total,
+        not_loaded_bytes=copies + (0 if any(plan.draft_bytes) else mtp),
+        basis="headers",
+    )
+
+
+def _is_mtp(name: str, layers: int) -> bool:
+    """Whether a tensor of the checkpoint belongs to multi-token prediction."""
+    found = _LAYER_NUMBER.search(name)
+    return _MTP_NAME.search(name) is not None or (found is not None and int(found[1]) >= layers)
+
+
+def _drafted(plan: WeightPlan) -> int:
+    return sum(term.total_bytes for term in plan.terms if term.name == "draft")
 
 
 def target_bytes(facts: EngineFacts) -> tuple[int, ...] | str:
