@@ -8,7 +8,7 @@ from typing import Any
 
 from kvheadroom.capacity.deployment import PlanRequest
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts
+from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, TensorInventory
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.model_plan import ModelPlan, plan_model
 from kvheadroom.capacity.readings import SourceFailure
@@ -16,6 +16,7 @@ from kvheadroom.capacity.speculation import DRAFT_CONFIG, WITH_MODEL
 from kvheadroom.sources.hub_environment import SOURCE as HUB
 from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json
 from kvheadroom.sources.model_lookup import find_model
+from kvheadroom.sources.safetensors import named_tensors
 from kvheadroom.sources.weight_files import total_size
 
 MAX_ROWS = 64
@@ -95,7 +96,8 @@ def _plan(options: PlanOptions, source: ModelSource, environment: Mapping[str, s
         raise OperatorError(located.detail)
     files = located.files
     if source.index is not None:
-        files = replace(files, weights_bytes=_index_total(source.index))
+        total, tensors = _read_index(source.index)
+        files = replace(files, weights_bytes=total, tensors=tensors)
     requests = tuple(_requests(_with_draft(options, environment, home), source, files))
     return plan_model(_shown_name(source.name), located.where, requests, by_sum=options.by_sum)
 
@@ -119,7 +121,8 @@ def _shown_name(name: str) -> str:
     return path.resolve().name if path.exists() else name
 
 
-def _index_total(path: Path) -> int:
+def _read_index(path: Path) -> tuple[int, TensorInventory | None]:
+    """The size of the weights, and the names of the tensors."""
     index = read_json(path, MAX_INDEX_BYTES)
     if isinstance(index, SourceFailure):
         raise OperatorError(f"--index: {index.detail}")
@@ -129,7 +132,7 @@ def _index_total(path: Path) -> int:
             f"--index: {path}: it has no metadata.total_size; say --weights-bytes N, the sum of the sizes of the "
             "*.safetensors files"
         )
-    return total
+    return total, named_tensors(index)
 
 
 def _requests(options: PlanOptions, source: ModelSource, files: ModelFiles) -> Iterator[PlanRequest]:

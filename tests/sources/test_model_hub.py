@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import ModelFiles
+from kvheadroom.capacity.facts import ModelFiles, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.hub_environment import HubEnvironment, HubName
 from kvheadroom.sources.model_hub import fetch_model_files
@@ -54,13 +54,16 @@ def failure(answers: dict[str, Answer], token: str | None = TOKEN) -> SourceFail
 def test_a_model_comes_with_its_config_and_the_total_of_its_index() -> None:
     answers = {
         CONFIG: json_answer({"architectures": ["X"]}),
-        INDEX: json_answer({"metadata": {"total_size": 464_115_778_000}, "weight_map": {}}),
+        INDEX: json_answer(
+            {"metadata": {"total_size": 464_115_778_000}, "weight_map": {"a": "1.safetensors"}}
+        ),
     }
     with http_server(answers) as (endpoint, seen):
         files = fetch_model_files(hub(endpoint), MODEL)
     assert files == ModelFiles(
-        folder="zai-org/GLM-5.3@main", config={"architectures": ["X"]}, weights_bytes=464_115_778_000
-    )
+        folder="zai-org/GLM-5.3@main", config={"architectures": ["X"]}, weights_bytes=464_115_778_000,
+        tensors=TensorInventory(sizes={"a": None}),
+    )  # fmt: skip
     assert [path for path, _ in seen] == [CONFIG, INDEX]
     assert {headers["Authorization"] for _, headers in seen} == {f"Bearer {TOKEN}"}
 
@@ -99,6 +102,8 @@ def test_a_single_file_without_an_index_is_summed_up_by_its_header(
         files = fetch_model_files(hub(endpoint), MODEL)
     assert isinstance(files, ModelFiles)
     assert files.weights_bytes == 16 * tensors
+    assert files.tensors is not None
+    assert files.tensors.sizes == dict.fromkeys(shapes, 16)
     # A header of more than the first MiB is asked for once more, and nothing beyond it.
     ranges = [headers["Range"] for path, headers in seen if path == SINGLE]
     assert len(ranges) == (1 if tensors == 2 else 2)

@@ -13,10 +13,11 @@ from urllib.parse import urljoin, urlsplit
 import requests
 
 from kvheadroom import __version__
-from kvheadroom.capacity.facts import ModelFiles
+from kvheadroom.capacity.facts import ModelFiles, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
 from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
+from kvheadroom.sources.safetensors import named_tensors
 from kvheadroom.sources.safetensors_header import LENGTH_BYTES, BadHeaderError, header_length, parse_header
 from kvheadroom.sources.weight_files import INDEX_NAME, total_size
 
@@ -44,15 +45,16 @@ def fetch_model_files(
     if isinstance(config, SourceFailure):
         return config
     index = hub.fetch_json(INDEX_NAME, MAX_INDEX_BYTES)
-    weights: int | SourceFailure | None
     if not isinstance(index, SourceFailure):
-        weights, unknown = total_size(index), f"{INDEX_NAME} has no metadata.total_size"
+        weights, tensors = total_size(index), named_tensors(index)
+        unknown = f"{INDEX_NAME} has no metadata.total_size"
     elif index.reason is FailureReason.NOT_FOUND:
-        weights, unknown = hub.fetch_total(SINGLE_NAME), f"it has neither {INDEX_NAME} nor {SINGLE_NAME}"
-        if isinstance(weights, SourceFailure):
-            if weights.reason is not FailureReason.NOT_FOUND:
-                return weights
-            weights = None
+        single = hub.fetch_tensors(SINGLE_NAME)
+        if isinstance(single, SourceFailure) and single.reason is not FailureReason.NOT_FOUND:
+            return single
+        tensors = None if isinstance(single, SourceFailure) else single
+        weights = None if tensors is None else tensors.total_bytes
+        unknown = f"it has neither {INDEX_NAME} nor {SINGLE_NAME}"
     else:
         return index
     return ModelFiles(
@@ -60,6 +62,7 @@ def fetch_model_files(
         config=config,
         weights_bytes=weights,
         weights_unknown="" if weights is not None else unknown,
+        tensors=tensors,
     )
 
 
@@ -84,8 +87,8 @@ class _Hub:
             return self._failed(file, FailureReason.BAD_ANSWER, "it holds no JSON object")
         return parsed
 
-    def fetch_total(self, file: str) -> int | SourceFailure:
-        """Bytes of the tensors of one safetensors file, of which only the header is asked for."""
+    def fetch_tensors(self, file: str) -> TensorInventory | SourceFailure:
+        """The tensors of one safetensors file, of which only the header is asked for."""
         start = self._fetch(file, HEADER_GUESS_BYTES, beginning=True)
         if isinstance(start, SourceFailure):
             return start
@@ -99,7 +102,7 @@ class _Hub:
             tensors = parse_header(start[LENGTH_BYTES : LENGTH_BYTES + length], None)
         except BadHeaderError as reason:
             return self._failed(file, FailureReason.BAD_ANSWER, str(reason))
-        return sum(tensor.size_bytes for tensor in tensors)
+        return TensorInventory(sizes={tensor.name: tensor.size_bytes for tensor in tensors})
 
     def _fetch(self, file: str, max_bytes: int, *, beginning: bool = False) -> bytes | SourceFailure:
         """One file.

@@ -30,11 +30,17 @@ def read_tensors(folder: Path, index: Mapping[str, Any] | None) -> TensorInvento
     names = sorted(set(listed.values())) if listed else _found(folder)
     present = [name for name in names[:MAX_FILES] if (folder / name).is_file()]
     if not present:
-        return TensorInventory(sizes=dict.fromkeys(listed)) if listed else None
+        return named_tensors(index)
     try:
         return TensorInventory(sizes=_sizes(folder, names, present, listed))
     except _BadFileError as problem:
         return TensorInventory(problem=str(problem))
+
+
+def named_tensors(index: Mapping[str, Any] | None) -> TensorInventory | None:
+    """The tensors that an index names, without their sizes; None where it names none."""
+    listed = _listed(index)
+    return TensorInventory(sizes=dict.fromkeys(listed)) if listed else None
 
 
 def _sizes(
