@@ -32,12 +32,12 @@ ROWS: list[dict[str, Any]] = [
 CHECKPOINTS: dict[str, Any] = json.loads((Path(__file__).parent / "checkpoints.json").read_text())
 
 # What this version answers, of all rows. Raise the numbers when more is modelled.
-ANSWERED = {"exact": 2278, "near": 3, "unknown": 115}
+ANSWERED = {"exact": 2279, "near": 3, "unknown": 114}
 NEAR = 1e-5
 LLAMA = "llama31-8b-tp1-h100"
 PUBLIC_ROWS = 150
 DRAFTED = [number for number, row in enumerate(ROWS) if "draft_bytes" in row]
-DRAFTS_ANSWERED = 47
+DRAFTS_ANSWERED = 74
 GLM, NEMOTRON = "glm53-nvfp4q-weights-tp4", "nemh-nano30b-tp1"
 
 

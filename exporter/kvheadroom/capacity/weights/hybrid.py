@@ -36,10 +36,12 @@ from kvheadroom.capacity.weights.parts import (
     CacheScales,
     Experts,
     Linear,
+    Mtp,
     Out,
     Parts,
     Stage,
     Tensor,
+    Vocabulary,
     column,
     gated_mlp,
     norm,
@@ -141,7 +143,20 @@ def _qwen3_next(model: Model) -> Blueprint:
         else:
             layer += gated_mlp(hidden, text.count("intermediate_size"))
         layers.append(layer)
-    return decoder(model, layers, tied=False, places=_QWEN3_NEXT)
+    mtp = _qwen_mtp(model, _qwen_experts(model)) if model.stack.mtp else None
+    return decoder(model, layers, tied=False, places=_QWEN3_NEXT, mtp=mtp)
+
+
+def _qwen_mtp(model: Model, mlp: Parts) -> Mtp:
+    """qwen3_next_mtp.py, qwen3_5_mtp.py: layers of attention behind a projection of embedding and hidden state."""
+    hidden, rows = model.hidden, model.text.count("vocab_size")
+    names = ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
+    parts: Parts = (column("mtp", "fc", 2 * hidden, hidden), *norms(names, hidden))
+    for caches in model.stack.mtp or ():
+        cache = next(each for each in caches if isinstance(each, AttentionLayer))
+        parts += qwen_attention(model, cache) + norms(_TWO_NORMS, hidden) + _layer_scale(model) + mlp
+    embedding = Vocabulary(term="embedding", name="embed_tokens", rows=rows, width=hidden)
+    return Mtp(parts=parts, embedding=(embedding,), quantizable=False)
 
 
 def _qwen_experts(model: Model) -> Parts:
@@ -174,7 +189,17 @@ def qwen3_5_layers(model: Model) -> list[Parts]:
 
 def qwen3_5(model: Model) -> Blueprint:
     """qwen3_5.py, its language model alone."""
-    return decoder(model, qwen3_5_layers(model), tied=model.tied(default=False), places=QWEN3_5)
+    mtp = qwen3_5_mtp(model)
+    return decoder(model, qwen3_5_layers(model), tied=model.tied(default=False), places=QWEN3_5, mtp=mtp)
+
+
+def qwen3_5_mtp(model: Model) -> Mtp | None:
+    """qwen3_5_mtp.py."""
+    if not model.stack.mtp:
+        return None
+    sparse = model.text.has("num_experts")
+    dense = () if sparse else gated_mlp(model.hidden, model.text.count("intermediate_size"))
+    return _qwen_mtp(model, _qwen_experts(model) if sparse else dense)
 
 
 def _olmo_hybrid(model: Model) -> Blueprint:

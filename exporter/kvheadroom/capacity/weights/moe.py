@@ -20,6 +20,7 @@ from kvheadroom.capacity.weights.builders import (
     shared_experts,
     shared_mlp,
 )
+from kvheadroom.capacity.weights.latent import deepseek_mtp
 from kvheadroom.capacity.weights.parts import (
     FLOAT32,
     Blueprint,
@@ -135,7 +136,10 @@ def glm4_moe_layer(model: Model, index: int) -> Parts:
 
 def _glm4_moe(model: Model) -> Blueprint:
     layers = [glm4_moe_layer(model, index) for index in range(model.layers)]
-    return decoder(model, layers, tied=False)
+    mtp = None
+    if modules := len(model.stack.mtp or ()):
+        mtp = deepseek_mtp(model, glm4_moe_layer(model, model.layers), modules)
+    return decoder(model, layers, tied=False, mtp=mtp)
 
 
 def _minimax_m2(model: Model) -> Blueprint:

@@ -185,12 +185,14 @@ class Mtp:
             (`maybe_share_target_embed`, v1/worker/gpu/spec_decode/eagle/utils.py).
         shares_over_stages: it gives way on several stages too (`has_own_embed_tokens`).
         heads: output layers that always give way to the target's.
+        quantizable: how it is held in a quantized checkpoint is modelled.
     """
 
     parts: Parts
     embedding: Parts = ()
     shares_over_stages: bool = False
     heads: Parts = ()
+    quantizable: bool = True
 
 
 def column(

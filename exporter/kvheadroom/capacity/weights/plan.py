@@ -241,6 +241,10 @@ def _plan(facts: EngineFacts, weights: _Weights, ranks: Ranks) -> WeightPlan:
             raise NotModelledError(
                 f"the weights of multi-token prediction of {weights.architecture} are not modelled"
             )
+        if weights.scheme.linear is not None and not blueprint.mtp.quantizable:
+            raise NotModelledError(
+                f"the weights of multi-token prediction of {weights.architecture} are not modelled when quantized"
+            )
         if len(stages) > 1 and not blueprint.mtp.shares_over_stages:
             mtp.append(("", blueprint.mtp.embedding))
         draft[-1] = sum(weights.held(mtp, ranks).values())
