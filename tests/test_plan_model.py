@@ -224,10 +224,8 @@ def test_a_folder_without_weights_says_what_to_give_and_ends_with_1(tmp_path: Pa
     assert run.returncode == 1
     told = " ".join(run.stdout.split())
     assert "cannot be told:" in told
-    assert (
-        "holds neither weights nor model.safetensors.index.json; give --weights-bytes N or --index FILE."
-        in told
-    )
+    assert "holds neither weights nor model.safetensors.index.json, and " in told
+    assert "; give --weights-bytes N or --index FILE." in told
 
 
 def test_a_folder_with_safetensors_files_needs_no_index(tmp_path: Path) -> None:
