@@ -32,7 +32,7 @@ ROWS: list[dict[str, Any]] = [
 CHECKPOINTS: dict[str, Any] = json.loads((Path(__file__).parent / "checkpoints.json").read_text())
 
 # What this version answers, of all rows. Raise the numbers when more is modelled.
-ANSWERED = {"exact": 2279, "near": 3, "unknown": 114}
+ANSWERED = {"exact": 2288, "near": 3, "unknown": 114}
 NEAR = 1e-5
 LLAMA = "llama31-8b-tp1-h100"
 PUBLIC_ROWS = 150

@@ -53,6 +53,9 @@ _MTP_LAYER = "model.layers.{}."
 _HOPPER = (9, 0)
 _BLACKWELL = 10  # major compute capability of the GPUs of data centres
 _GENERATIONS = ((8, 0), _HOPPER, (_BLACKWELL, 0))
+# Inner and hidden size, for Triton's kernels, and by major capability for Marlin's and FlashInfer's TRT-LLM ones.
+_TRITON = (64, 1)
+_MXFP4_MULTIPLES = {8: (128, 256), _BLACKWELL: (128, 256), 12: (128, 256)}
 # It pads the attention sinks of DeepSeek-V4 by the heads of one rank (models/deepseek_v4/attention.py).
 _PADS_LOCAL_HEADS = "FLASHINFER_MLA_SPARSE_DSV4"
 
@@ -293,6 +296,7 @@ def _possible_ranks(facts: EngineFacts) -> list[Ranks]:
             whole_shared_experts=spread and tensor > 1 and data > 1,
             trtllm=capability[0] == _BLACKWELL,
             float32_routers=capability != _HOPPER and capability[0] != _BLACKWELL,
+            mxfp4_multiples=_TRITON if capability == _HOPPER else _MXFP4_MULTIPLES.get(capability[0]),
         )
         for capability in capabilities
     ]

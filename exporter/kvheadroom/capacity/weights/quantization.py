@@ -17,6 +17,7 @@ _Skips = Callable[[str, tuple[str, ...]], bool]
 _FP8_TENSOR = Format(bits=8, per_output_bytes=4)
 _FP8_STATIC = Format(bits=8, per_output_bytes=8, expert_output_bytes=4, expert_bytes=4)
 _GROUP_OF_NVFP4 = 16
+_MXFP4 = Format(bits=4, rows=1, columns=32, scale_bytes=1, padded=True)
 # The caches' scales: q, k, v and of probabilities in the model's dtype (kv_cache.py), or three float32 ones with
 # zero points in the model's dtype (`CompressedTensorsKVCacheMethod`).
 _OWN_SCALES = 4
@@ -54,6 +55,9 @@ def read_scheme(whole: ModelConfig, text: ModelConfig) -> Scheme:
         return _awq(section)
     if method == "gptq":
         return _gptq(section)
+    if method == "mxfp4" and text.word("model_type") == "gpt_oss":
+        # Everything but the experts is left as it is (mxfp4.py).
+        return Scheme(experts=_MXFP4)
     raise NotModelledError(
         f"the weights of a checkpoint quantized by {method or 'an unnamed method'} are not modelled"
     )

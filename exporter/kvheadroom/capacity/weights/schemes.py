@@ -52,6 +52,7 @@ class Format:
         expert_dtype_numbers: numbers in the model's dtype that each of an expert's outputs has.
         refines: experts whose inner size is no multiple of a block get smaller blocks (`refine_fp8_moe_block_shape`,
             fused_moe/oracle/fp8.py).
+        padded: kernels have experts padded to multiples of their own.
     """
 
     bits: int
@@ -65,6 +66,7 @@ class Format:
     fixed_bytes: int = 0
     expert_dtype_numbers: int = 0
     refines: bool = False
+    padded: bool = False
 
     def linear_bytes(self, outs: tuple[int, ...], inputs: int, dtype: str) -> int:
         """Bytes of a linear layer's matrix."""
@@ -147,6 +149,10 @@ class Scheme:
         """Whether it applies to routed experts."""
         names = ("gate_proj", "up_proj", "down_proj")
         return self.experts is not None and not (self.skips is not None and self.skips(name, names))
+
+    def pads_experts(self, name: str) -> bool:
+        """Whether kernels have its experts padded."""
+        return self.experts is not None and self.experts.padded and self.quantizes_experts(name)
 
     def expert_bytes(self, first: Matrix, second: Matrix, dtype: str, *, quantized: bool) -> int:
         """Bytes of the matrices of one expert."""

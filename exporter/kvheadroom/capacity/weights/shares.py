@@ -7,6 +7,7 @@ Sources, vLLM 0.33.0: `model_executor/layers/linear.py`, `vocab_parallel_embeddi
 import math
 from dataclasses import dataclass
 
+from kvheadroom.capacity.cache_settings import NotModelledError
 from kvheadroom.capacity.layers import NotDivisibleError, divide
 from kvheadroom.capacity.weights.parts import (
     FLOAT32,
@@ -36,6 +37,8 @@ class Ranks:
         trtllm: unquantized experts run on FlashInfer's TRT-LLM kernels where these know the routing, which pads
             them (`unquantized_round_up_hidden_size_and_intermediate_size`, fused_moe/oracle/unquantized.py).
         float32_routers: no kernel computes a router in float32 from 16 bits.
+        mxfp4_multiples: inner and hidden size of MXFP4 experts are padded to them
+            (`mxfp4_round_up_hidden_size_and_intermediate_size`, fused_moe/oracle/mxfp4.py); None: not known.
     """
 
     tensor: int = 1
@@ -44,6 +47,7 @@ class Ranks:
     whole_shared_experts: bool = False
     trtllm: bool = False
     float32_routers: bool = False
+    mxfp4_multiples: tuple[int, int] | None = (1, 1)
 
     def holds_whole(self, part: Part) -> bool:
         """Whether every tensor-parallel rank holds all of `part`."""
@@ -126,7 +130,7 @@ def _out_size(out: Out, tensor: int, name: str) -> int:
 
 
 def _expert_bytes(part: Experts, ranks: Ranks, scheme: Scheme, dtype: str, prefix: str) -> int:
-    count, inner = part.count, part.intermediate
+    count, inner, hidden = part.count, part.intermediate, part.hidden
     if ranks.expert_parallel:
         # The first ranks take one more where experts do not divide evenly.
         count = -(-count // ranks.experts)
@@ -140,13 +144,20 @@ def _expert_bytes(part: Experts, ranks: Ranks, scheme: Scheme, dtype: str, prefi
         and not (part.quantized and scheme.quantizes_experts(prefix + part.name))
     ):
         inner = -(-inner // _TRTLLM_MULTIPLE) * _TRTLLM_MULTIPLE
+    if part.quantized and scheme.pads_experts(prefix + part.name):
+        if ranks.mxfp4_multiples is None:
+            raise NotModelledError("how experts in MXFP4 are padded on this GPU is not modelled")
+        inner, hidden = (
+            -(-size // multiple) * multiple
+            for size, multiple in zip((inner, hidden), ranks.mxfp4_multiples, strict=True)
+        )
     up = inner * (2 if part.gated else 1)
     first = Matrix(
         name=prefix + part.name,
         names=("w1", "w3") if part.gated else ("w1",),
         outs=(inner,) * (2 if part.gated else 1),
-        inputs=part.hidden,
+        inputs=hidden,
     )
-    second = Matrix(name=prefix + part.name, names=("w2",), outs=(part.hidden,), inputs=inner)
-    bias = (up + part.hidden) * DTYPE_BYTES[dtype] if part.bias else 0
+    second = Matrix(name=prefix + part.name, names=("w2",), outs=(hidden,), inputs=inner)
+    bias = (up + hidden) * DTYPE_BYTES[dtype] if part.bias else 0
     return count * (scheme.expert_bytes(first, second, dtype, quantized=part.quantized) + bias)
