@@ -1,7 +1,8 @@
 """Facts -> the weights that each pipeline stage's first tensor-parallel rank holds."""
 
 import re
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
@@ -12,7 +13,7 @@ from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
 from kvheadroom.capacity.parallelism import pipeline_stages
 from kvheadroom.capacity.settings_resolution import compute_dtype
 from kvheadroom.capacity.weights.builders import Model
-from kvheadroom.capacity.weights.parts import Blueprint, Parts
+from kvheadroom.capacity.weights.parts import Blueprint, Part, Parts
 from kvheadroom.capacity.weights.quantization import read_scheme
 from kvheadroom.capacity.weights.registry import BUILDS
 from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, Scheme
@@ -209,18 +210,27 @@ class _Weights:
 
     def held(self, placed: _Placed, ranks: Ranks) -> dict[str, int]:
         """Bytes on the first rank, by term."""
-        totals: dict[str, int] = defaultdict(int)
-        for prefix, parts in placed:
-            for part in parts:
-                totals[part.term] += held_bytes(part, ranks, self.scheme, self.dtype, prefix)
-        return totals
+        return self._sums(
+            placed, lambda part, prefix: held_bytes(part, ranks, self.scheme, self.dtype, prefix)
+        )
 
     def stored(self, placed: _Placed) -> dict[str, int]:
         """Bytes in the checkpoint, by term."""
-        totals: dict[str, int] = defaultdict(int)
+        return self._sums(
+            placed, lambda part, prefix: stored_bytes(part, self.scheme, self.stored_dtype, prefix)
+        )
+
+    def _sums(self, placed: _Placed, size: Callable[[Part, str], int]) -> dict[str, int]:
+        totals: Counter[str] = Counter()
+        # Most layers are alike; where the checkpoint leaves some out by name, each is looked at.
+        known: dict[Parts, Counter[str]] = {}
         for prefix, parts in placed:
-            for part in parts:
-                totals[part.term] += stored_bytes(part, self.scheme, self.stored_dtype, prefix)
+            sums = None if self.scheme.skips else known.get(parts)
+            if sums is None:
+                sums = known[parts] = Counter()
+                for part in parts:
+                    sums[part.term] += size(part, prefix)
+            totals.update(sums)
         return totals
 
 
