@@ -32,8 +32,9 @@ ROWS: list[dict[str, Any]] = [
 CHECKPOINTS: dict[str, Any] = json.loads((Path(__file__).parent / "checkpoints.json").read_text())
 
 # What this version answers, of all rows. Raise the numbers when more is modelled.
-ANSWERED = {"exact": 2288, "near": 3, "unknown": 114}
-NEAR = 1e-5
+ANSWERED = {"exact": 3010, "near": 9, "unknown": 156}
+# Bytes of a quantized checkpoint may be off by so much: scales of experts that other ranks hold, padding of kernels.
+NEAR = 0.01
 LLAMA = "llama31-8b-tp1-h100"
 PUBLIC_ROWS = 150
 DRAFTED = [number for number, row in enumerate(ROWS) if "draft_bytes" in row]

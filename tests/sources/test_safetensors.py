@@ -61,6 +61,9 @@ def test_shards_are_those_that_the_index_names(tmp_path: Path) -> None:
     write(tmp_path / "consolidated.safetensors", ONE)
     where = {"norm": "a.safetensors", "scale": "a.safetensors", "gate": "b.safetensors"}
     found = read_tensors(tmp_path, {"weight_map": where})
+    assert found == TensorInventory(sizes={"norm": 16, "scale": 4})
+    (tmp_path / "consolidated.safetensors").unlink()
+    found = read_tensors(tmp_path, {"weight_map": where})
     assert found == TensorInventory(sizes={"norm": 16, "scale": 4, "gate": 16})
 
 

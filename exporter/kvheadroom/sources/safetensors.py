@@ -9,10 +9,9 @@ from typing import Any
 
 from kvheadroom.capacity.facts import TensorInventory
 from kvheadroom.sources.safetensors_header import BadHeaderError, read_header
+from kvheadroom.sources.weight_files import consolidated
 
 MAX_FILES = 5_000
-# Mistral's own copy of the weights, which stands beside the shards and is not loaded with them.
-_COPY = "consolidated"
 
 
 class _BadFileError(Exception):
@@ -26,8 +25,11 @@ def read_tensors(folder: Path, index: Mapping[str, Any] | None) -> TensorInvento
         index: model.safetensors.index.json, where there is one. Without the files that it names (the weights may lie
             on another machine) its names are all that is known.
     """
-    listed = _listed(index)
-    names = sorted(set(listed.values())) if listed else _found(folder)
+    found, listed = _found(folder), _listed(index)
+    copies = consolidated(found)
+    if copies:
+        listed = {}
+    names = copies or (sorted(set(listed.values())) if listed else found)
     present = [name for name in names[:MAX_FILES] if (folder / name).is_file()]
     if not present:
         return named_tensors(index)
@@ -78,10 +80,9 @@ def _listed(index: Mapping[str, Any] | None) -> dict[str, str]:
 
 def _found(folder: Path) -> list[str]:
     try:
-        names = sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors")
+        return sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors")
     except OSError:
         return []
-    return [name for name in names if not name.startswith(_COPY)] or names
 
 
 def _read_header(path: Path) -> dict[str, int]:

@@ -5,7 +5,7 @@ are any, else the `*.safetensors` that the index names, else all of them.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -54,6 +54,11 @@ def shards(index: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(file for file in named.values() if isinstance(file, str)))
 
 
+def consolidated(names: Iterable[str]) -> list[str]:
+    """Mistral's own copy of the weights: where it is, vLLM loads it, and none of the other files."""
+    return [name for name in names if name.startswith("consolidated")]
+
+
 def read_weight_files(folder: Path, index: Mapping[str, Any] | None) -> WeightFiles:
     """The weights of a folder; blocking. Headers are read only where the index does not tell.
 
@@ -65,7 +70,7 @@ def read_weight_files(folder: Path, index: Mapping[str, Any] | None) -> WeightFi
     except OSError as error:
         return WeightFiles(unknown=f"{folder}: it cannot be listed ({error.strerror})")
     stored = [name for name in names if name.endswith(".safetensors")]
-    copies = [name for name in stored if name.startswith("consolidated")]
+    copies = consolidated(stored)
     if copies:
         doubt = f"vLLM loads {copies[0]} here, and not the {len(stored) - len(copies)} other files"
         found = _by_headers(folder, copies)

@@ -406,6 +406,10 @@ def _jamba(model: Model) -> Blueprint:
                 + norm("mamba.dt_layernorm", rank)
                 + norms(("mamba.b_layernorm", "mamba.c_layernorm"), state.state_size)
             )
+            # The class does not tell its mixers how the checkpoint is quantized (jamba.py).
+            layer = tuple(
+                replace(part, quantized=False) if isinstance(part, Linear) else part for part in layer
+            )
         else:
             layer = attention_parts(model, model.attention(index), scales=False)
         if count > 1 and index % every == first:

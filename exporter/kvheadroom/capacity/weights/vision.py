@@ -126,7 +126,14 @@ def bailing_vl(model: Model, vision: ModelConfig) -> Parts:
 
 
 def clip_layers(
-    width: int, inner: int, heads: int, count: int, *, name: str = "encoder.layers", mlp_name: str = "mlp."
+    width: int,
+    inner: int,
+    heads: int,
+    count: int,
+    *,
+    name: str = "encoder.layers",
+    mlp_name: str = "mlp.",
+    quantized_mlp: bool = True,
 ) -> Parts:
     """The layers of CLIP and SigLIP (clip.py, siglip.py)."""
     return repeated(
@@ -135,7 +142,7 @@ def clip_layers(
             qkv(width, heads, heads, width // heads, bias=True),
             row(VISION, "self_attn.out_proj", width, width, bias=True),
             *norms(("layer_norm1", "layer_norm2"), width, bias=True),
-            *mlp(width, inner, f"{mlp_name}fc1", f"{mlp_name}fc2"),
+            *mlp(width, inner, f"{mlp_name}fc1", f"{mlp_name}fc2", quantized=quantized_mlp),
         ),
         count,
     )
@@ -145,13 +152,20 @@ def _siglip(vision: ModelConfig, *, count: int | None = None, has_last_norm: boo
     width, patch = vision.count("hidden_size"), vision.count("patch_size")
     if vision.flag("vision_use_head") and vision.word("model_type") != "siglip_vision_model":
         raise vision.bad("vision_use_head", "is true, which is not modelled")
-    positions = (vision.count("image_size") // patch) ** 2
+    positions, inner = (vision.count("image_size") // patch) ** 2, vision.count("intermediate_size")
     layers = vision.layers() if count is None else count
     parts: Parts = (
         table("embeddings.patch_embedding.weight", width, _channels(vision) * patch * patch),
         table("embeddings.patch_embedding.bias", width),
         table("embeddings.position_embedding.weight", positions, width),
-        *clip_layers(width, vision.count("intermediate_size"), vision.count("num_attention_heads"), layers),
+        *clip_layers(
+            width,
+            inner,
+            vision.count("num_attention_heads"),
+            layers,
+            # siglip.py SiglipMLP
+            quantized_mlp=width % 64 == 0 and inner % 64 == 0,
+        ),
     )
     return parts + norm("post_layernorm", width, bias=True) if has_last_norm else parts
 

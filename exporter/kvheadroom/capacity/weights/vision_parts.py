@@ -31,13 +31,21 @@ def linear(
 
 
 def mlp(
-    inputs: int, inner: int, first: str, second: str, *, bias: bool = True, out: int | None = None
+    inputs: int,
+    inner: int,
+    first: str,
+    second: str,
+    *,
+    bias: bool = True,
+    out: int | None = None,
+    quantized: bool = True,
 ) -> Parts:
     """Two matrices, the first divided by its outputs, the second by its inputs."""
-    return (
+    matrices = (
         column(VISION, first, inputs, inner, bias=bias),
         row(VISION, second, inner, out or inputs, bias=bias),
     )
+    return tuple(replace(matrix, quantized=quantized) for matrix in matrices)
 
 
 def gated(width: int, inner: int, *, name: str = "mlp", bias: bool = False) -> Parts:
