@@ -175,7 +175,7 @@ def test_a_hanging_target_delays_nobody_else(tmp_path: Path) -> None:
 
 
 def test_the_api_key_is_sent_to_v1_and_is_nowhere_to_be_seen(tmp_path: Path) -> None:
-    secret = "sk-never-shown-5c1f"  # noqa: S105
+    secret = "sk-never-shown-5c1f"
     (tmp_path / "key").write_text(secret + "\n")
 
     def guarded(request: BaseHTTPRequestHandler) -> None:
@@ -199,7 +199,7 @@ def test_the_api_key_is_sent_to_v1_and_is_nowhere_to_be_seen(tmp_path: Path) -> 
 def test_a_certificate_of_an_unknown_ca_is_told_with_the_way_out_and_no_key_goes_there(
     tmp_path: Path,
 ) -> None:
-    secret = "sk-never-sent-7d20"  # noqa: S105
+    secret = "sk-never-sent-7d20"
     (tmp_path / "key").write_text(secret)
     certificate = make_certificate(tmp_path)
     with http_server(vllm_answers(), certificate=certificate) as (url, seen):

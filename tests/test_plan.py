@@ -111,7 +111,6 @@ def test_every_line_is_answered_in_its_place_and_unknown_ends_with_1(tmp_path: P
         ({"flags": {"max_model_len": 32769}}, "greater than the model's longest context (32768)"),
         ({"flags": {"pipeline_parallel_size": 5}}, "more than the 4 layers"),
         ({"flags": {"tensor_parallel_size": 4, "decode_context_parallel_size": 3}}, "decode_context_parallel_size=3"),
-        ({"available_bytes": 100}, "less than one block"),
         ({"flags": {"max_num_batched_tokens": 64, "max_num_seqs": 65}}, "must not be below max_num_seqs (65)"),
         ({"flags": {"max_num_seqs": 16384}}, "max_num_batched_tokens (8192) must not be below"),
         ({"flags": {"max_num_batched_tokens": 3, "speculative_config": EAGLE}}, "above the 3 tokens that are drafted"),
@@ -151,6 +150,22 @@ def test_lines_nested_as_deeply_as_can_be_read_are_answered(tmp_path: Path) -> N
     answers = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(answers) == len(lines)
     assert all(answer["unknown"] for answer in answers)
+
+
+def test_a_start_that_ends_in_the_memory_check_has_its_figures(tmp_path: Path) -> None:
+    case = {**CASE, "lengths": None}
+    block = {**case, "available_bytes": 32768, "flags": {**CASE["flags"], "max_model_len": -1}}
+    answers = [
+        json.loads(line)
+        for line in plan(cases(tmp_path, {**case, "available_bytes": 100}, block)).stdout.splitlines()
+    ]
+    figures = ("num_blocks", "kv_cache_size_tokens", "max_concurrency", "boots", "estimated_max_model_len")
+    # less than a block; the null block alone, beside 1,024 blocks of the 32,768 tokens that could be
+    assert [[answer[name] for name in figures] for answer in answers] == [
+        [0, None, None, False, 0],
+        [1, 32, 1 / 1024, False, 0],
+    ]
+    assert [answer["needed_bytes_for_max_model_len"] for answer in answers] == [64 * 32768, 1024 * 32768]
 
 
 SIX_HEADS = {**TINY_LLAMA, "hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 6}
@@ -329,7 +344,10 @@ def test_an_empty_name_of_a_file_is_told_so() -> None:
     assert run.stderr == "kvheadroom: --cases: the name of a file is needed\n"
 
 
-DAEMONS_LIBRARIES = {"aiohttp", "jinja2", "prometheus_client", "pydantic", "pynvml", "uvloop", "yaml"}
+# And requests, which only a name on the hub needs.
+DAEMONS_LIBRARIES = {
+    "aiohttp", "jinja2", "prometheus_client", "pydantic", "pynvml", "requests", "uvloop", "yaml",
+}  # fmt: skip
 
 
 def imported_by(tmp_path: Path, code: str, *arguments: str) -> set[str]:

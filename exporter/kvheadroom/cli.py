@@ -16,6 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvheadroom import __version__
 from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.plan_arguments import (
+    DESCRIPTION,
+    EXAMPLES,
+    VllmFlagsParser,
+    add_plan_arguments,
+    read_plan_options,
+)
 
 if TYPE_CHECKING:
     from kvheadroom.app import ConfigFile
@@ -85,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Start with `kvheadroom demo` (no vLLM needed), then `kvheadroom serve --target http://host:8000`.",
     )
     parser.add_argument("--version", action="version", version=f"kvheadroom {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=VllmFlagsParser)
     _add_serve(commands)
     _add_check(commands)
     _add_demo(commands)
@@ -95,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     serve = commands.add_parser(
         "serve",
         help="watch vLLM servers and export what they have left",
@@ -125,7 +132,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     serve.set_defaults(run=_serve)
 
 
-def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_check(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     check = commands.add_parser(
         "check",
         help="validate a config, reach every source once, and say what is missing",
@@ -137,7 +144,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     check.set_defaults(run=_check)
 
 
-def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_demo(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     demo = commands.add_parser(
         "demo",
         help="replay a recording of a real vLLM and watch it, with nothing else installed",
@@ -154,7 +161,7 @@ def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     demo.set_defaults(run=_demo)
 
 
-def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_inspect(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     inspect = commands.add_parser(
         "inspect",
         help="read one vLLM /metrics page: one record per engine",
@@ -176,19 +183,16 @@ def _add_inspect(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     inspect.set_defaults(run=_inspect)
 
 
-def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_plan(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     plan = commands.add_parser(
         "plan",
         help="plan KV pools from model configs and flags, without a server",
-        description="Plans the KV pool that vLLM would make, from config.json, flags, GPU and bytes alone.",
-        epilog="Each line of FILE is a JSON object with id, config (a parsed config.json), flags (vLLM's names), gpu,\n"
-        "vllm_version, available_bytes (per GPU; a list for pipeline stages) and optionally lengths: [tokens].\n"
-        "Each answer is a JSON line on standard output: planned, refused (vLLM would not start), or unknown\n"
-        "with the reason.\n\n"
-        "exit code: 0 every line answered, 1 some are unknown, 2 the file cannot be read",
+        usage="kvheadroom plan MODEL --gpu NAME [vLLM's flags] [options]\n       kvheadroom plan --cases FILE",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    plan.add_argument("--cases", required=True, metavar="FILE", help="JSON lines")
+    add_plan_arguments(plan)
     plan.set_defaults(run=_plan)
 
 
@@ -498,6 +502,31 @@ def _get(url: str) -> bytes:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    if (arguments.model is None) == (arguments.cases is None):
+        raise OperatorError("plan: say either MODEL or --cases FILE; `kvheadroom plan --help` has examples")
+    return _plan_model(arguments) if arguments.cases is None else _plan_cases(arguments)
+
+
+def _plan_model(arguments: argparse.Namespace) -> int:
+    from kvheadroom.outputs.plan_json import plan_json
+    from kvheadroom.outputs.plan_report import is_answered, plan_report
+    from kvheadroom.planner import ModelUnavailableError, make_plans
+
+    options = read_plan_options(arguments)
+    try:
+        models = make_plans(options, os.environ, Path.home())
+    except ModelUnavailableError as reason:
+        print(f"kvheadroom: {reason}", file=sys.stderr)
+        return INCOMPLETE
+    if arguments.json:
+        print(plan_json(models, by_sum=options.by_sum))
+    else:
+        for line in plan_report(models, by_sum=options.by_sum, explain=arguments.explain):
+            print(line)
+    return OK if is_answered(models, by_sum=options.by_sum) else INCOMPLETE
+
+
+def _plan_cases(arguments: argparse.Namespace) -> int:
     import json
 
     from kvheadroom.capacity.cases import assumed_release, plan_case
@@ -545,11 +574,11 @@ def _read_case(line: bytes) -> "tuple[dict[str, Any] | None, str]":
     if not line.strip():
         return None, "the line is empty"
     try:
-        case = json.loads(line.decode("utf-8"))
+        case = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return None, "the line is no UTF-8"
     except json.JSONDecodeError as error:
-        return None, f"the line is no JSON ({error.msg}, character {error.pos + 1})"
+        return None, f"the line is no JSON, and each line is a case ({error.msg}, character {error.pos + 1})"
     except RecursionError:
         return None, "the line is nested too deeply"
     except ValueError:

@@ -238,7 +238,8 @@ def test_absurd_sizes_are_answered_at_once() -> None:
         for size in (9_999, 10_000, 2**20, 2**31, 2**31 + 1, 2**63, 10**400):
             form({**CASE, "config": {**TINY_LLAMA, key: size}, "lengths": [1, 2**53]})
     largest = dict.fromkeys(sizes, 2**31) | {"num_hidden_layers": 10_000}
-    assert form({**CASE, "config": {**TINY_LLAMA, **largest}}) == "refused"
+    # not a block of it fits
+    assert form({**CASE, "config": {**TINY_LLAMA, **largest}}) == "planned"
     alternating = ["full_attention", "sliding_attention"] * 5000
     many = {"num_hidden_layers": 10_000, "layer_types": alternating, "sliding_window": 512}
     assert (

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.readings import EchoedFlags
 from tests.capacity.facts_builder import TINY_LLAMA, facts
+from tests.capacity.truth import BY_ID
 
 DEEPSEEK = {
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -145,10 +146,12 @@ def test_a_budget_of_exactly_nothing_is_no_budget() -> None:
     assert "leave nothing" in " ".join(predict(nothing).cannot_predict)
 
 
-def test_weights_that_fill_the_gpu_are_said_with_their_bytes() -> None:
+def test_weights_over_the_budget_are_said_with_by_how_much() -> None:
     prediction = predict(facts(hbm_bytes=10**10, weights_bytes=10**11, overhead_bytes=0))
     assert prediction.pool is None
-    assert "100000000000 bytes per GPU" in " ".join(prediction.cannot_predict)
+    # 100 GB against 10 GB x 0.92
+    assert "(100.00 GB per GPU) exceed the 9.20 GB" in " ".join(prediction.cannot_predict)
+    assert "by 90.80 GB" in " ".join(prediction.cannot_predict)
 
 
 def test_a_block_count_given_by_flag_replaces_the_memory_sum() -> None:
@@ -439,3 +442,70 @@ def test_a_draft_may_be_called_by_the_name_of_its_model() -> None:
     flags = {"speculative_config": {"method": "deepseek_mtp", "num_speculative_tokens": 1}}
     named = facts(config={**DEEPSEEK, "num_nextn_predict_layers": 1}, gpu="H200", flags=flags)
     assert (named.obstacles, named.draft.method, len(named.draft.layers)) == ((), "mtp", 1)
+
+
+# Sizes of `llama31-8b-tp1-h100`, whose weights are known from its config.json.
+KNOWN_LLAMA = BY_ID["llama31-8b-tp1-h100"]["config"]
+KNOWN_LLAMA_BYTES = 16_060_522_496
+
+
+def test_each_rank_holds_its_norms_whole_and_its_share_of_the_rest() -> None:
+    budget = predict(facts(config=KNOWN_LLAMA, gpu="H100", flags={"tensor_parallel_size": 2})).budget
+    assert budget is not None
+    weights = next(term for term in budget.terms if term.term == "weights")
+    # 65 norms of 4,096 elements of 2 bytes are whole on both.
+    assert -weights.bytes == (KNOWN_LLAMA_BYTES + 65 * 4096 * 2) // 2
+    assert weights.origin == "tensor by tensor, by config.json"
+
+
+@pytest.mark.parametrize("said", [KNOWN_LLAMA_BYTES, KNOWN_LLAMA_BYTES + 291 * 130])
+def test_an_index_that_counts_headers_as_well_does_not_change_the_weights(said: int) -> None:
+    with_index = predict(facts(config=KNOWN_LLAMA, gpu="H100", weights_bytes=said))
+    assert with_index.budget == predict(facts(config=KNOWN_LLAMA, gpu="H100")).budget
+
+
+def test_weights_of_another_size_than_config_json_makes_are_taken_as_they_are_said() -> None:
+    quantized = predict(facts(config=KNOWN_LLAMA, gpu="H100", weights_bytes=9 * 10**9))
+    assert quantized.budget is not None
+    assert [(term.bytes, term.origin) for term in quantized.budget.terms if term.term == "weights"] == [
+        (
+            -9 * 10**9,
+            "your config, an even share for each GPU",
+        )
+    ]
+
+
+def test_each_pipeline_stage_has_a_budget_of_its_own() -> None:
+    flags = {"pipeline_parallel_size": 3, "gpu_memory_utilization": 0.9}
+    prediction = predict(
+        facts(config=KNOWN_LLAMA, hbm_bytes=40 * 10**9, overhead_bytes=0, flags=flags, gpu="H100")
+    )
+    assert prediction.budget is not None
+    assert prediction.layout is not None
+    assert prediction.pool is not None
+    layer = 2 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096)
+    vocabulary = 2 * 128256 * 4096
+    # 32 layers over three stages: 11, 11 and 10.
+    stages = (11 * layer + vocabulary, 11 * layer, 10 * layer + vocabulary + 2 * 4096)
+    assert prediction.budget.stage_available_bytes == tuple(36 * 10**9 - held for held in stages)
+    assert prediction.budget.available_bytes == sum(term.bytes for term in prediction.budget.terms)
+    assert prediction.pool.num_blocks == min(
+        have // size
+        for have, size in zip(
+            prediction.budget.stage_available_bytes, prediction.layout.stage_bytes_per_block, strict=True
+        )
+    )
+
+
+def test_stages_of_weights_that_are_not_known_have_no_budget() -> None:
+    prediction = predict(facts(hbm_bytes=10**10, weights_bytes=10**9, flags={"pipeline_parallel_size": 2}))
+    assert prediction.budget is None
+    assert "shared out over pipeline stages is not known" in " ".join(prediction.cannot_predict)
+
+
+def test_weights_known_from_config_json_are_not_missing() -> None:
+    assert "weights_bytes" not in {missing.fact for missing in facts(config=KNOWN_LLAMA, gpu="H100").missing}
+    assert (
+        "`intermediate_size` is left out"
+        in {missing.fact: missing.why for missing in facts(gpu="H100").missing}["weights_bytes"]
+    )

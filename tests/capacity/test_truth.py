@@ -27,7 +27,7 @@ FIGURES = (
 )
 
 # What this version answers, of all rows. Raise the numbers when more is modelled.
-ANSWERED = {"exact": 2480, "refused": 1231, "unknown": 352}
+ANSWERED = {"exact": 3218, "refused": 1467, "unknown": 438}
 PUBLIC_ROWS = 150
 PUBLIC_ANSWERED = {"exact": 146, "refused": 4}
 SHARE_OF_RANDOM_ROWS = 0.9
@@ -88,7 +88,12 @@ def test_an_answer_is_vllms_own_or_unknown(row: dict[str, Any]) -> None:
         assert got["error"]
         return
     assert set(got) == {"id", *FIGURES, "weight_bytes_rank0"}
-    compared = [name for name in FIGURES if name != "estimated_max_model_len" or OVERRIDE not in row["flags"]]
+    # The tool tells less of a pool without a block.
+    compared = [
+        name
+        for name in FIGURES
+        if name in expected and (name != "estimated_max_model_len" or OVERRIDE not in row["flags"])
+    ]
     assert {name: got[name] for name in compared} == {name: expected[name] for name in compared}
 
 

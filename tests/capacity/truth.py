@@ -32,6 +32,7 @@ def facts_of(case: Mapping[str, Any]) -> EngineFacts:
         answers=ServerAnswers(version=case["vllm_version"]),
         echoed=EchoedFlags(),
         model_files=ModelFiles(folder="", config=case["config"]),
+        sizes_weights=False,
     )
 
 

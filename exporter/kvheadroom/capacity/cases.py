@@ -21,6 +21,7 @@ from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import rules_for
+from kvheadroom.capacity.weights import target_bytes
 
 _COUNTS = (
     *PARALLEL_FLAGS,
@@ -42,6 +43,67 @@ _SWITCHES = (
     "enable_prefix_caching",
     "enforce_eager",
     "trust_remote_code",
+)
+_CONNECTORS = frozenset(
+    {
+        "DecodeBenchConnector",
+        "ExampleConnector",
+        "ExampleHiddenStatesConnector",
+        "FlexKVConnectorV1",
+        "HF3FSKVConnector",
+        "HiSparseConnector",
+        "LMCacheConnectorV1",
+        "LMCacheMPConnector",
+        "MoRIIOConnector",
+        "MooncakeConnector",
+        "MooncakeStoreConnector",
+        "MultiConnector",
+        "NixlConnector",
+        "NixlPullConnector",
+        "NixlPushConnector",
+        "OffloadingConnector",
+        "SimpleCPUOffloadConnector",
+    }
+)
+_ROLES = ("kv_producer", "kv_consumer", "kv_both")
+_CONNECTOR_KEYS = frozenset(
+    {
+        "enable_permute_local_kv",
+        "engine_id",
+        "kv_buffer_device",
+        "kv_connector",
+        "kv_connector_extra_config",
+        "kv_connector_module_path",
+        "kv_load_failure_policy",
+        "kv_port",
+        "kv_role",
+    }
+)
+# Types that neither transformers 5.19 nor vLLM 0.33.0 has a configuration class for: the repository brings one.
+_NEED_REMOTE_CODE = frozenset(
+    {
+        "arctic",
+        "baichuan",
+        "bailing_hybrid",
+        "bailing_moe",
+        "bailing_moe_v2",
+        "exaone",
+        "internlm2",
+        "internlm3",
+        "iquestcoder",
+        "mimo",
+        "minicpm",
+        "nemotron-nas",
+        "orion",
+        "pangu_ultra_moe",
+        "phi3_v",
+        "plamo2",
+        "rwkv7",
+        "solar",
+        "telechat3",
+        "teleflm",
+        "xverse",
+    }
 )
 _LARGEST = 2**53
 _LONGEST_REASON = 500
@@ -86,6 +148,9 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         raise _UnknownCaseError("`config` is no mapping (a parsed config.json)")
     if version is not None and not isinstance(version, str):
         raise _UnknownCaseError(f"`vllm_version` is {shown(version)}; a word such as 0.33.0 is needed")
+    if needs_remote_code(config) and not flags.get("trust_remote_code"):
+        error = f"the configuration of {shown(config.get('model_type'))} is the repository's own code: trust_remote_code"
+        return {"refused": True, "error": error}
     auto_fit = flags.get("max_model_len") in (-1, "auto")
     if auto_fit:
         del flags["max_model_len"]
@@ -95,6 +160,7 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         answers=ServerAnswers(version=version),
         echoed=EchoedFlags(),
         model_files=ModelFiles(folder="", config=config),
+        sizes_weights=False,
     )
     if facts.obstacles:
         raise _UnknownCaseError("; ".join(facts.obstacles))
@@ -106,6 +172,11 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
     usual = facts.model.usual_context
     if usual is None:
         raise _UnknownCaseError(facts.model.context_unknown)
+    if auto_fit and facts.model.takes_any_length:
+        return {
+            "refused": True,
+            "error": "max_model_len=-1 needs a longest context in config.json, and there is none",
+        }
     if isinstance(layout, str) or layout is None:
         raise _UnknownCaseError(layout or "the layout is not known")
     pool = plan_pool(
@@ -116,14 +187,31 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
         fit_length=auto_fit,
         reserves_null_block=facts.rules.reserves_null_block,
     )
-    if isinstance(pool, str):
-        return {"refused": True, "error": pool}
     if pool is None:
         raise _UnknownCaseError("`available_bytes` is missing")
-    return _planned(layout, pool, _lengths(case))
+    return _planned(layout, pool, _lengths(case), _weights(facts))
 
 
-def _planned(layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...]) -> dict[str, Any]:
+def needs_remote_code(config: Mapping[str, Any]) -> bool:
+    """Whether vLLM asks for `--trust-remote-code` before it reads the configuration (transformers_utils/config.py)."""
+    classes, kind = config.get("auto_map"), config.get("model_type")
+    return (
+        isinstance(classes, Mapping)
+        and "AutoConfig" in classes
+        and isinstance(kind, str)
+        and kind in _NEED_REMOTE_CODE
+    )
+
+
+def _weights(facts: EngineFacts) -> int | list[int] | None:
+    """The target's weights on the first tensor-parallel rank of each stage, without what a draft adds."""
+    stages = target_bytes(facts)
+    return None if isinstance(stages, str) else _per_stage(stages)
+
+
+def _planned(
+    layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...], weights: int | list[int] | None
+) -> dict[str, Any]:
     return {
         "kv_cache_dtype": layout.kv_dtype,
         "block_size": layout.block_size,
@@ -142,7 +230,7 @@ def _planned(layout: KvLayout, pool: PredictedPool, lengths: tuple[int, ...]) ->
             }
             for length in lengths
         },
-        "weight_bytes_rank0": None,
+        "weight_bytes_rank0": weights,
     }
 
 
@@ -181,7 +269,15 @@ def _is_length(value: Any) -> bool:
 
 
 def _is_connector(value: Any) -> bool:
-    return isinstance(value, Mapping) and (not value.get("kv_connector") or bool(value.get("kv_role")))
+    """KVTransferConfig of vLLM 0.33.0 `config/kv_transfer.py`; the names of `kv_connector/factory.py`."""
+    if not isinstance(value, Mapping):
+        return False
+    name, module = value.get("kv_connector"), value.get("kv_connector_module_path")
+    known = isinstance(name, str) and (name in _CONNECTORS or isinstance(module, str))
+    if name == "MultiConnector":
+        extra = value.get("kv_connector_extra_config")
+        known = isinstance(extra, Mapping) and isinstance(extra.get("connectors"), list)
+    return known and value.get("kv_role") in _ROLES and not set(map(str, value)) - _CONNECTOR_KEYS
 
 
 def _is_state_dtype(value: Any) -> bool:
@@ -201,7 +297,7 @@ _FLAG_TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("kv_offloading_size",), _is_size, "a number of GiB above 0"),
     (("max_model_len",), _is_length, "a whole number above 0, or -1"),
     (("hf_overrides", "speculative_config"), lambda value: isinstance(value, Mapping), "a section"),
-    (("kv_transfer_config",), _is_connector, "a section, with a kv_role beside a kv_connector"),
+    (("kv_transfer_config",), _is_connector, "a section with a kv_connector and a kv_role that vLLM has"),
     # It decides available_bytes, which a case gives itself.
     (("gpu_memory_utilization",), lambda value: _is_size(value) and value <= 1, "a number above 0, up to 1"),
     # vLLM 0.32 took the mode `all` away; the two that are left follow prefix caching, whatever is said.
@@ -239,7 +335,9 @@ def _available(case: Mapping[str, Any], facts: EngineFacts, layout: KvLayout) ->
 
 
 def _lengths(case: Mapping[str, Any]) -> tuple[int, ...]:
-    given = case.get("lengths") or []
+    given = case.get("lengths")
+    if given is None:
+        return ()
     if not isinstance(given, list) or not all(_is_count(value) for value in given):
         raise _UnknownCaseError("`lengths` is no list of whole numbers above 0")
     return tuple(given)

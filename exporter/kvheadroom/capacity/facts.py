@@ -1,7 +1,7 @@
 """What does not change until a restart: flags, model, hardware; each with where it is known from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
@@ -70,6 +70,8 @@ STATE_FLAGS: Mapping[str, str] = {
     "mamba_cache_dtype": "auto",
     "mamba_ssm_cache_dtype": "auto",
 }
+AUTO_LENGTH = -1
+"""`--max-model-len auto`, as vLLM writes it down: the longest length that starts."""
 PARALLEL_FLAGS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -98,19 +100,44 @@ class OperatorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInventory:
+    """The tensors of a checkpoint.
+
+    Attributes:
+        sizes: bytes of each by its name; None where an index told no more than the name.
+        problem: what is wrong with the files, or empty; then nothing else is known.
+    """
+
+    sizes: Mapping[str, int | None] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes of all of them, None where they are not known."""
+        sizes = [size for size in self.sizes.values() if size is not None]
+        return sum(sizes) if sizes and len(sizes) == len(self.sizes) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
     """The model's files, read.
 
     Attributes:
         folder: where they lie.
         config: config.json, parsed.
-        weights_bytes: `metadata.total_size` of the safetensors index, None without an index.
+        weights_bytes: of all tensors, by the files' headers or the index; None where they are not known.
+        weights_unknown: why not, one sentence; empty where they are, or where nobody looked.
+        weights_doubts: what does not fit together among the weights' files, each one sentence.
+        tensors: None without safetensors files and without an index.
         assumed_because: why these may be the wrong files, or empty.
     """
 
     folder: str
     config: Mapping[str, Any]
     weights_bytes: int | None = None
+    weights_unknown: str = ""
+    weights_doubts: tuple[str, ...] = ()
+    tensors: TensorInventory | None = None
     assumed_because: str = ""
 
 
@@ -135,6 +162,9 @@ class CacheFlags:
 
     Attributes:
         max_num_seqs: requests per step, None: not said, and then never more than the tokens per step.
+        async_wanted: `--async-scheduling` is said.
+        expert_parallel: `--enable-expert-parallel`.
+        hybrid_manager_wanted: `--no-disable-hybrid-kv-cache-manager` is said.
         offloading: `--kv-offloading-size` is given.
         connector: `--kv-transfer-config` is given.
     """
@@ -149,6 +179,9 @@ class CacheFlags:
     mamba_ssm_cache_dtype: str = "auto"
     mamba_block_size: int | None = None
     max_num_seqs: int | None = None
+    hybrid_manager_wanted: bool = False
+    async_wanted: bool = False
+    expert_parallel: bool = False
     offloading: bool = False
     connector: bool = False
 
@@ -160,6 +193,7 @@ class Draft:
     Attributes:
         tokens: tokens drafted per step.
         longest_context: the longest context that the draft takes, None: that of its target.
+        num_heads, num_kv_heads, vocab_size: of a draft with a config.json of its own, None without one.
         note: how it is known, where nobody said it.
     """
 
@@ -167,6 +201,9 @@ class Draft:
     tokens: int = 0
     layers: Layers = ()
     longest_context: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    vocab_size: int | None = None
     note: str = ""
 
     @property
@@ -182,11 +219,13 @@ class EngineFacts:
     Attributes:
         platform: `cuda` or `cpu`.
         capability: CUDA compute capability, None when the GPU is not known.
+        model_files: the files that `model` was read from.
         model: None when the files or the architecture are not known (then `missing` says why).
         kv_cache_dtype: vLLM's word (`auto`, `fp8`, ...).
         dtype: `--dtype`.
         flags: the flags that nothing else here stands for.
         draft: speculative decoding.
+        data_parallel_size, enable_expert_parallel: over how many GPUs routed experts are spread, and how.
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
         silent_flags: flags that may matter and that nobody said, with vLLM's default.
@@ -196,6 +235,7 @@ class EngineFacts:
     rules: ReleaseRules
     version: Fact[str] | None
     model_folder: Fact[str] | None
+    model_files: ModelFiles | None
     model: ModelGeometry | None
     max_model_len: Fact[int] | None
     platform: Fact[str]
@@ -204,6 +244,8 @@ class EngineFacts:
     pipeline_parallel_size: Fact[int]
     decode_context_parallel_size: Fact[int]
     prefill_context_parallel_size: Fact[int]
+    data_parallel_size: Fact[int]
+    enable_expert_parallel: Fact[bool]
     kv_cache_dtype: Fact[str]
     dtype: Fact[str]
     flags: CacheFlags
@@ -278,6 +320,16 @@ class EngineFacts:
             found.append(("max_num_batched_tokens", self.max_num_batched_tokens.note))
         found += [(name, f"{value} (vLLM's default)") for name, value in self.silent_flags]
         return tuple(found)
+
+    def guessed(self) -> tuple[tuple[str, str], ...]:
+        """Of what is assumed, all that is not simply vLLM's own default for a flag that was left out."""
+        return tuple((name, note) for name, note in self.assumed() if not self._is_default(name))
+
+    def _is_default(self, name: str) -> bool:
+        fact = getattr(self, name, None)
+        if isinstance(fact, Fact):
+            return fact.origin is Origin.DEFAULT
+        return name == "speculative_config" or name in dict(self.silent_flags)
 
     @property
     def pool_from_hbm(self) -> bool:

@@ -5,6 +5,7 @@ release, which is marked assumed. Facts are replaced as a whole, never patched.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvheadroom.capacity.facts import (
@@ -28,6 +29,7 @@ from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, r
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 from kvheadroom.capacity.speculation import plan_draft
+from kvheadroom.capacity.weights import plan_weights
 
 T = TypeVar("T")
 
@@ -41,11 +43,14 @@ def resolve_facts(
     echoed: EchoedFlags,
     model_files: ModelFiles | None,
     model_files_missing: MissingFact | None = None,
+    sizes_weights: bool = True,
 ) -> EngineFacts:
     """Facts of one engine from everything that was said about it.
 
     Args:
         model_files_missing: why `model_files` is None.
+        sizes_weights: make weights that nobody said from config.json; it takes time, and is of use only where the pool
+            is what they leave over.
     """
     flags = operator.flags
     rules = rules_for(answers.version)
@@ -77,7 +82,7 @@ def resolve_facts(
     override = _optional(echoed.num_gpu_blocks_override, flags.get("num_gpu_blocks_override"))
     weights_bytes = _weights(operator, model_files)
     if kv_cache_memory_bytes is None and override is None:
-        missing += _missing_for_pool(operator.gpu, hbm_bytes, weights_bytes)
+        missing += _missing_for_pool(operator.gpu, hbm_bytes, weights_bytes, model_files)
 
     max_model_len = _optional(answers.max_model_len, flags.get("max_model_len"), Origin.SERVER)
     if max_model_len is None and model is not None and model.usual_context is not None:
@@ -100,7 +105,7 @@ def resolve_facts(
         )
 
     default_block_size = 128 if platform.value == CPU else 16
-    return EngineFacts(
+    facts = EngineFacts(
         rules=rules,
         version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
         model_folder=None
@@ -110,6 +115,7 @@ def resolve_facts(
             Origin.ASSUMED if model_files.assumed_because else Origin.MODEL_FILES,
             model_files.assumed_because,
         ),
+        model_files=model_files,
         model=model,
         max_model_len=max_model_len,
         platform=platform,
@@ -118,6 +124,8 @@ def resolve_facts(
         pipeline_parallel_size=_flag(None, flags.get("pipeline_parallel_size"), 1),
         decode_context_parallel_size=_flag(None, flags.get("decode_context_parallel_size"), 1),
         prefill_context_parallel_size=_flag(None, flags.get("prefill_context_parallel_size"), 1),
+        data_parallel_size=_flag(None, flags.get("data_parallel_size"), 1),
+        enable_expert_parallel=_flag(None, flags.get("enable_expert_parallel"), False),  # noqa: FBT003
         kv_cache_dtype=_flag(echoed.kv_cache_dtype, flags.get("kv_cache_dtype"), "auto"),
         dtype=_flag(None, flags.get("dtype"), "auto"),
         flags=_cache_flags(flags, echoed),
@@ -144,6 +152,25 @@ def resolve_facts(
         missing=tuple(missing),
         obstacles=tuple(obstacles),
     )
+    unsized = weights_bytes is None and hbm_bytes is not None and facts.pool_from_hbm
+    return _with_weights(facts) if sizes_weights and unsized else facts
+
+
+def _with_weights(facts: EngineFacts) -> EngineFacts:
+    """With the weights that config.json makes, where their rules are known."""
+    plan = plan_weights(facts)
+    if isinstance(plan, str):
+        told = (
+            replace(fact, why=f"{fact.why}, and {plan}") if fact.fact == "weights_bytes" else fact
+            for fact in facts.missing
+        )
+        return replace(facts, missing=tuple(told))
+    note = f"{plan.total_bytes / 1e9:.2f} GB, as config.json makes them"
+    return replace(
+        facts,
+        weights_bytes=Fact(plan.total_bytes, Origin.ASSUMED, note),
+        missing=tuple(fact for fact in facts.missing if fact.fact != "weights_bytes"),
+    )
 
 
 def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
@@ -154,11 +181,14 @@ def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
     if prefix_caching is None:
         prefix_caching = flags.get("enable_prefix_caching")
     return CacheFlags(
-        attention_backend=flags.get("attention_backend"),
+        attention_backend=_backend(flags.get("attention_backend")),
         enable_prefix_caching=prefix_caching,
         enable_chunked_prefill=flags.get("enable_chunked_prefill"),
         disable_hybrid_kv_cache_manager=bool(flags.get("disable_hybrid_kv_cache_manager")),
+        hybrid_manager_wanted=flags.get("disable_hybrid_kv_cache_manager") is False,
         async_scheduling=flags.get("async_scheduling") is not False,
+        async_wanted=flags.get("async_scheduling") is True,
+        expert_parallel=bool(flags.get("enable_expert_parallel")),
         kv_cache_dtype_skip_layers=skipped,
         mamba_cache_dtype=flags.get("mamba_cache_dtype") or "auto",
         mamba_ssm_cache_dtype=flags.get("mamba_ssm_cache_dtype") or "auto",
@@ -167,6 +197,11 @@ def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
         offloading=bool(flags.get("kv_offloading_size")),
         connector=bool(flags.get("kv_transfer_config")),
     )
+
+
+def _backend(name: str | None) -> str | None:
+    """As vLLM reads it: in whatever case, `auto` is its own choice (`AttentionConfig.validate_backend_before`)."""
+    return None if name is None or name.lower() == "auto" else name.upper()
 
 
 def _silent_flags(
@@ -217,7 +252,10 @@ def _batched_tokens(
 
 
 def _missing_for_pool(
-    gpu: str | None, hbm_bytes: Fact[int] | None, weights_bytes: Fact[int] | None
+    gpu: str | None,
+    hbm_bytes: Fact[int] | None,
+    weights_bytes: Fact[int] | None,
+    model_files: ModelFiles | None,
 ) -> list[MissingFact]:
     """What is missing where the pool is what memory leaves over."""
     if gpu == CPU:
@@ -244,7 +282,8 @@ def _missing_for_pool(
         missing.append(
             MissingFact(
                 "weights_bytes",
-                "there is no model.safetensors.index.json with a total_size in the model's folder",
+                (model_files is not None and model_files.weights_unknown)
+                or "there is no model.safetensors.index.json with a total_size in the model's folder",
                 "set `weights_bytes: N` (the sum of the sizes of the *.safetensors files)",
             )
         )

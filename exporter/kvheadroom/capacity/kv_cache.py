@@ -223,6 +223,10 @@ def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
             "a draft model beside decode context parallelism is not modelled",
         ),
         (
+            stages and facts.draft.method == "draft_model",
+            "a draft model over pipeline stages is not modelled",
+        ),
+        (
             stages and model.architecture.startswith("Qwen4Exp"),
             "Qwen4-Exp over pipeline stages is not modelled",
         ),

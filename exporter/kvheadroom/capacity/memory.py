@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,36 +23,74 @@ class MemoryTerm:
 
 @dataclass(frozen=True, slots=True)
 class PoolBudget:
-    """Bytes per GPU for KV blocks, and the sum that led there."""
+    """Bytes per GPU for KV blocks, and the sum that led there.
 
-    available_bytes: int
+    Attributes:
+        stage_available_bytes: for each pipeline stage.
+        terms: of the stage with the least.
+        weights: what of it the weights are; None where a flag gives the bytes.
+    """
+
+    stage_available_bytes: tuple[int, ...]
     terms: tuple[MemoryTerm, ...]
+    weights: RankWeights | None = None
+
+    @property
+    def available_bytes(self) -> int:
+        """Of the stage with the least."""
+        return min(self.stage_available_bytes)
 
 
-def plan_budget(facts: EngineFacts) -> PoolBudget | str | None:
-    """The budget; a string says why there is none; None when facts are missing or a block count is given."""
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """A sum that leaves no byte for KV blocks; as text, by how much, in GB (10^9 bytes)."""
+
+    utilization: float
+    terms: tuple[MemoryTerm, ...]
+    weights: RankWeights | None
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of one GPU that weights and overhead are over what the utilization allows."""
+        return -sum(term.bytes for term in self.terms)
+
+    def __str__(self) -> str:
+        """One sentence."""
+        size = {term.term: term.bytes for term in self.terms}
+        weights, overhead = -size["weights"], -size["overhead"]
+        requested = size["hbm_total"] + size["outside_utilization"]
+        allowed = f"the {requested / 1e9:.2f} GB that gpu_memory_utilization={self.utilization:g} allows"
+        if weights > requested:
+            over = (weights - requested) / 1e9
+            return f"the weights alone ({weights / 1e9:.2f} GB per GPU) exceed {allowed}, by {over:.2f} GB"
+        return (
+            f"weights ({weights / 1e9:.2f} GB per GPU) and overhead ({overhead / 1e9:.2f} GB) leave nothing of {allowed}: "
+            f"{self.missing_bytes / 1e9:.2f} GB too much"
+        )
+
+
+def plan_budget(facts: EngineFacts) -> PoolBudget | NoRoom | str | None:
+    """The budget; a string says why it is not known; None when facts are missing or a block count is given."""
     if facts.num_gpu_blocks_override is not None:
         return None
+    stages = facts.pipeline_parallel_size.value
     if facts.kv_cache_memory_bytes is not None:
         fact = facts.kv_cache_memory_bytes
-        return PoolBudget(fact.value, (MemoryTerm("kv_cache_memory_bytes", fact.value, fact.origin),))
-    if facts.hbm_bytes is None or facts.weights_bytes is None:
-        return None
-    if facts.pipeline_parallel_size.value > 1:
-        return "how the weights are shared out over pipeline stages is not modelled by this version"
-    utilization, tp = facts.gpu_memory_utilization, facts.tensor_parallel_size
+        return PoolBudget(
+            (fact.value,) * stages, (MemoryTerm("kv_cache_memory_bytes", fact.value, fact.origin),)
+        )
+    weights = weights_of(facts)
+    if facts.hbm_bytes is None or weights is None or isinstance(weights, str):
+        return weights if isinstance(weights, str) else None
+    utilization = facts.gpu_memory_utilization
     requested = math.ceil(facts.hbm_bytes.value * utilization.value)
-    weights = math.ceil(facts.weights_bytes.value / tp.value)
     terms = (
         MemoryTerm("hbm_total", facts.hbm_bytes.value, facts.hbm_bytes.origin),
         MemoryTerm("outside_utilization", requested - facts.hbm_bytes.value, utilization.origin),
-        MemoryTerm("weights", -weights, facts.weights_bytes.origin),
+        MemoryTerm("weights", -max(weights.stage_bytes), weights.origin),
         MemoryTerm("overhead", -facts.overhead_bytes.value, facts.overhead_bytes.origin),
     )
-    available = sum(term.bytes for term in terms)
-    if available <= 0:
-        return (
-            f"weights ({weights} bytes per GPU) and overhead ({facts.overhead_bytes.value}) leave nothing "
-            f"of the {requested} bytes that gpu_memory_utilization={utilization.value:g} allows"
-        )
-    return PoolBudget(available, terms)
+    available = tuple(requested - held - facts.overhead_bytes.value for held in weights.stage_bytes)
+    if min(available) <= 0:
+        return NoRoom(utilization.value, terms, weights)
+    return PoolBudget(available, terms, weights)

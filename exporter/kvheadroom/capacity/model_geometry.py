@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvheadroom.capacity.checkpoint_types import kv_dtypes, quantization_method, weight_block
+from kvheadroom.capacity.context_length import LARGEST_LENGTH, context_lengths
 from kvheadroom.capacity.families.multimodal import text_section
 from kvheadroom.capacity.families.registry import KNOWN_ARCHITECTURES, READERS
 from kvheadroom.capacity.layer_stack import LayerStack
 from kvheadroom.capacity.layers import AttentionLayer, CacheLayer, LatentLayer, StateLayer
-from kvheadroom.capacity.model_config import BadFieldError, ModelConfig, shown
-
-_LARGEST_LENGTH = 2**31
-_FEW = 8
+from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,10 @@ class ModelGeometry:
             ask config.json for.
         vision_heads: attention heads of the vision tower, None without one.
         deepstack_layers: first layers into which images go, which must stand on one pipeline stage.
+        quantization: the checkpoint's `quant_method` as vLLM reads it, None without one.
+        mlp_size, expert_size: `intermediate_size` and `moe_intermediate_size`, None where config.json has no such number.
+        shared_size: inner values of the shared experts of a layer together, None without them.
+        weight_block: rows and columns of a block that shares a scale, of fp8 checkpoints that have such.
         model_window: tokens of the window that layers take which name none of their own, also those of a draft.
     """
 
@@ -66,6 +69,16 @@ class ModelGeometry:
     vision_heads: int | None = None
     deepstack_layers: int = 0
     model_window: int | None = None
+    quantization: str | None = None
+    mlp_size: int | None = None
+    expert_size: int | None = None
+    shared_size: int | None = None
+    weight_block: tuple[int, int] | None = None
+
+    @property
+    def takes_any_length(self) -> bool:
+        """Whether config.json names no longest context, and every length is taken."""
+        return self.longest_context == LARGEST_LENGTH
 
     @property
     def num_layers(self) -> int:
@@ -137,6 +150,7 @@ _UNAWARE_OF_SCHEME = frozenset(
         "BailingMoeForCausalLM",
         "BailingMoeV2ForCausalLM",
         "JambaForCausalLM",
+        "Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM",
         "Step3TextForCausalLM",
         "Zamba2ForCausalLM",
@@ -148,12 +162,15 @@ _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local
 
 def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: LayerStack) -> ModelGeometry:
     names = ("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads")
-    context = _context(text, whole)
+    context = context_lengths(text, whole)
     longest, usual = (None, None) if isinstance(context, str) else context
     attends = any(not isinstance(cache, StateLayer) for layer in stack.layers for cache in layer)
     if attends and not any(text.has(name) for name in names):
         raise text.bad("num_attention_heads", "is left out, a whole number above 0 is needed")
-    everywhere, attention = _kv_dtype(whole, text)
+    everywhere, attention = kv_dtypes(whole, text)
+    for key in _SIZES:
+        if isinstance(text.values.get(key), int | float | str):
+            text.count(key, smallest=0)
     if not _UNAWARE_OF_SCHEME.isdisjoint({architecture, *(text.words("architectures") or ())}):
         attention = everywhere
     return ModelGeometry(
@@ -179,6 +196,11 @@ def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: Layer
         vision_heads=_vision_heads(whole),
         deepstack_layers=_deepstack_layers(architecture, whole),
         model_window=_model_window(text, stack),
+        quantization=quantization_method(whole, text),
+        mlp_size=_number(text, "intermediate_size"),
+        expert_size=_number(text, "moe_intermediate_size"),
+        shared_size=_shared_size(text),
+        weight_block=weight_block(whole),
     )
 
 
@@ -227,126 +249,21 @@ def _dtype(section: ModelConfig) -> str | None:
     return None
 
 
-# Where config.json may say how long a context is (`derive_max_model_len_and_key`); the smallest counts.
-_LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
+# Sizes that some class reads, and no class takes below 0. A list of them is read where it is wanted.
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_key_value_heads",
+    "num_experts_per_tok",
 )
-_WITHOUT_ANY_KEY = 2048
-_WITHOUT_LENGTH = frozenset({"bloom", "falcon_mamba", "mamba", "mamba2"})
-
-# Kinds of rope scaling whose length is already the scaled one (`_get_and_verify_max_len`, config/model.py).
-_ALREADY_SCALED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
 
 
-def _context(text: ModelConfig, whole: ModelConfig) -> tuple[int, int] | str:
-    """(the longest, the usual) context; a string says why config.json does not tell it."""
-    lengths = [text.count(key) for key in _LENGTH_KEYS if text.has(key)]
-    if not lengths:
-        if text.word("model_type") not in _WITHOUT_LENGTH:
-            # The config class has a number of its own.
-            return "config.json does not say the longest context (max_position_embeddings)"
-        # Any length is taken then; without a flag a usual one.
-        return _LARGEST_LENGTH, _WITHOUT_ANY_KEY
-    length = min(lengths)
-    if text.has("model_max_length"):
-        length = text.count("model_max_length")
-    ropes = _ropes(text)
-    if isinstance(ropes, str):
-        return f"config.json does not tell the longest context: {ropes}"
-    factor = 1.0
-    gemma3 = "gemma3" in (whole.word("model_type") or "")
-    for kind, given in ropes if not gemma3 else ():
-        if kind not in _ALREADY_SCALED and given is not None:
-            factor = given
-    longest = int(length * factor)
-    usual = longest
-    if any(kind == "longrope" for kind, _ in ropes):
-        # Shorter unless asked for: the longer positions cost quality.
-        usual = whole.count("original_max_position_embeddings", longest)
-    return longest, usual
+def _number(text: ModelConfig, key: str) -> int | None:
+    return text.count(key, smallest=0) if isinstance(text.values.get(key), int | float) else None
 
 
-def _ropes(text: ModelConfig) -> list[tuple[str, float | None]] | str:
-    """(kind, factor) of each rope scaling; a string says which one cannot be read."""
-    key = "rope_parameters" if text.values.get("rope_parameters") else "rope_scaling"
-    section = text.values.get(key)
-    if section is None:
-        return []
-    if not isinstance(section, Mapping):
-        return f"{key} is {shown(section)}, a section is needed"
-    nested = [value for value in section.values() if isinstance(value, Mapping)]
-    sections = nested if nested and not {"rope_type", "type"} & set(section) else [section]
-    found: list[tuple[str, float | None]] = []
-    for one in sections[:_FEW]:
-        kind, factor = one.get("rope_type", one.get("type", "default")), one.get("factor")
-        if not isinstance(kind, str):
-            return f"the rope_type of {key} is {shown(kind)}, a word is needed"
-        number = isinstance(factor, int | float) and not isinstance(factor, bool)
-        if factor is not None and not (number and 0 < factor <= _LARGEST_LENGTH):
-            return f"the factor of {key} is {shown(factor)}, a number above 0 is needed"
-        found.append((kind, factor))
-    return found
-
-
-_MODELOPT_TYPES = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
-
-
-def _kv_dtype(whole: ModelConfig, text: ModelConfig) -> tuple[str | None, str | None]:
-    """What kv_cache_dtype=auto becomes: for every layer, and for plain attention; None: not modelled.
-
-    ModelOpt's checkpoints: `get_kv_cache_quant_algo_string`, utils/torch_utils.py. Compressed-tensors' ones:
-    `Attention.__init__`, which knows 8-bit floats only (0.33.0).
-    """
-    quantization = whole.section("quantization_config") or whole.section("compression_config")
-    outer = quantization is not None
-    quantization = quantization or text.section("quantization_config") or text.section("compression_config")
-    if quantization is None:
-        return "auto", "auto"
-    inner = quantization.section("quantization") if _is_section(quantization, "quantization") else None
-    method = (quantization.word("quant_method") or "").lower().replace("_", "-")
-    producer = quantization.section("producer") if _is_section(quantization, "producer") else None
-    made_by_modelopt = producer is not None and producer.word("name") == "modelopt"
-    if method.startswith("modelopt") or made_by_modelopt:
-        if not outer:
-            return "auto", "auto"
-        return (_modelopt_type(quantization, inner),) * 2
-    scheme = quantization.values.get("kv_cache_scheme")
-    if scheme is None:
-        declared = any(quantization.values.get(key) for key in ("kv_cache_quant_algo", "kv_cache_config"))
-        return ("auto", "auto") if not declared else (None, None)
-    if method != "compressed-tensors" or not isinstance(scheme, Mapping):
-        return None, None
-    plain = scheme.get("type") == "float" and scheme.get("num_bits") == 8
-    return "auto", "fp8" if plain and scheme.get("strategy") == "tensor" else None
-
-
-def _is_section(config: ModelConfig, key: str) -> bool:
-    return isinstance(config.values.get(key), Mapping)
-
-
-def _modelopt_type(quantization: ModelConfig, inner: ModelConfig | None) -> str:
-    places = [quantization] if inner is None else [inner, quantization]
-    said = next(
-        (
-            place.values[key]
-            for key in ("kv_cache_scheme", "kv_cache_quant_algo")
-            for place in places
-            if place.values.get(key)
-        ),
-        None,
-    )
-    if isinstance(said, Mapping):
-        bits, kind = said.get("num_bits"), said.get("type")
-        if said.get("dynamic") is False and (bits, kind) == (8, "float"):
-            return "fp8_e4m3"
-        return "nvfp4" if (bits, kind) == (4, "float") else "auto"
-    # What vLLM does not know, it leaves as it is.
-    return _MODELOPT_TYPES.get(said.lower(), "auto") if isinstance(said, str) else "auto"
+def _shared_size(text: ModelConfig) -> int | None:
+    together, each = _number(text, "shared_expert_intermediate_size"), _number(text, "moe_intermediate_size")
+    count = _number(text, "n_shared_experts")
+    return together or (each * count if each and count else None)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
-from kvheadroom.capacity.memory import PoolBudget, plan_budget
+from kvheadroom.capacity.memory import NoRoom, PoolBudget, plan_budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,8 @@ class PredictedPool:
     """The pool of one engine.
 
     Attributes:
-        num_blocks: with the null block, as vLLM counts; with pipeline parallelism the fewest of all stages.
+        num_blocks: with the null block, as vLLM counts; with pipeline parallelism the fewest of all stages; 0 where the
+            bytes are less than one block, and then there are neither tokens nor a concurrency.
         max_model_len: tokens; the longest that fits where vLLM is told to find it. None when it is not known,
             and with it all that follows.
         blocks_per_request: blocks of one request of max_model_len.
@@ -64,14 +65,14 @@ def predict(facts: EngineFacts) -> Prediction:
         reasons.append(layout)
         layout = None
     budget = plan_budget(facts)
-    if isinstance(budget, str):
-        reasons.append(budget)
+    if isinstance(budget, str | NoRoom):
+        reasons.append(str(budget))
         budget = None
     pool = None
     if layout is not None:
         override = facts.num_gpu_blocks_override
         length = None if facts.max_model_len is None else facts.max_model_len.value
-        available = None if budget is None else tuple(budget.available_bytes for _ in layout.stage_layers)
+        available = None if budget is None else budget.stage_available_bytes
         planned = plan_pool(
             layout,
             available,
@@ -79,8 +80,8 @@ def predict(facts: EngineFacts) -> Prediction:
             length,
             reserves_null_block=facts.rules.reserves_null_block,
         )
-        if isinstance(planned, str):
-            reasons.append(planned)
+        if planned is not None and planned.num_blocks < 1:
+            reasons.append(less_than_a_block(planned, layout))
         else:
             pool = planned
     return Prediction(layout=layout, budget=budget, pool=pool, cannot_predict=tuple(reasons))
@@ -94,8 +95,8 @@ def plan_pool(
     *,
     fit_length: bool = False,
     reserves_null_block: bool = True,
-) -> PredictedPool | str | None:
-    """Bytes -> blocks, tokens, and whether vLLM starts; a string says why there is no pool.
+) -> PredictedPool | None:
+    """Bytes -> blocks, tokens, and whether vLLM starts; None where there is neither a number of bytes nor of blocks.
 
     `num_blocks = available // bytes_per_block`, the fewest of all stages; one block of it is the null block, so
     a start needs `available - bytes_per_block >= bytes_per_block * blocks(max_model_len)` on every stage;
@@ -116,21 +117,19 @@ def plan_pool(
         return None
     blocks = [have // size for have, size in zip(available_bytes, per_block, strict=True)]
     num_blocks = min(blocks)
-    if num_blocks < 1:
-        return f"the pool's {min(available_bytes)} bytes are less than one block of {layout.bytes_per_block} bytes"
     longest = boots = needed = requests = tokens = blocks_per_request = None
     if max_model_len is not None:
         # The null block is set aside; what is left of each stage must hold the whole request.
-        longest = layout.longest_session(num_blocks - reserves_null_block, max_model_len)
+        longest = layout.longest_session(max(0, num_blocks - reserves_null_block), max_model_len)
         needed = tuple(size * layout.blocks_per_session(max_model_len) for size in per_block)
-        if fit_length:
-            if longest == 0:
-                return "not even one token fits beside the null block"
+        if fit_length and longest:
             max_model_len = longest
         boots = longest >= max_model_len
         blocks_per_request = layout.blocks_per_session(max_model_len)
-        requests = num_blocks / blocks_per_request
-        tokens = int(requests * max_model_len)
+        # Of a pool without a block vLLM never gets to say a number.
+        if num_blocks:
+            requests = num_blocks / blocks_per_request
+            tokens = int(requests * max_model_len)
     pool_bytes = num_blocks * layout.bytes_per_block
     return PredictedPool(
         num_blocks=num_blocks,
@@ -146,6 +145,11 @@ def plan_pool(
         boots=boots,
         longest_bootable=longest,
     )
+
+
+def less_than_a_block(pool: PredictedPool, layout: KvLayout) -> str:
+    """Why a pool has no block, one sentence."""
+    return f"the pool's {pool.unused_bytes} bytes are less than one block of {layout.bytes_per_block} bytes"
 
 
 def logged_tokens(pool: PredictedPool, layout: KvLayout, facts: EngineFacts) -> int | None:

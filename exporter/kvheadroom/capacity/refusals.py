@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from kvheadroom.capacity.facts import EngineFacts, Origin
 from kvheadroom.capacity.kv_specs import round_up
-from kvheadroom.capacity.layers import PooledKeyLayer
+from kvheadroom.capacity.layers import KdaState, PooledKeyLayer, StateLayer
 from kvheadroom.capacity.model_geometry import ModelGeometry
 from kvheadroom.capacity.parallelism import Parallelism, pipeline_stages
 
@@ -57,6 +57,44 @@ _UNLIKE_QUERY_HEADS = frozenset(
 
 VOCABULARY_PADDING = 64
 
+# model_executor/layers/quantization/__init__.py
+_METHODS = frozenset(
+    {
+        "auto-round",  # InCConfig takes it over
+        "auto_awq",
+        "auto_gptq",
+        "awq",
+        "awq_marlin",
+        "compressed-tensors",
+        "deepseek_v4_fp8",
+        "experts_int8",
+        "fp8",
+        "fp8_per_block",
+        "fp8_per_channel",
+        "fp8_per_tensor",
+        "gpt_oss_mxfp4",
+        "gptq",
+        "gptq_marlin",
+        "humming",
+        "inc",
+        "int8_per_channel_weight_only",
+        "modelopt",
+        "modelopt_fp4",
+        "modelopt_mixed",
+        "modelopt_mxfp8",
+        "moe_wna16",
+        "mxfp4",
+        "mxfp8",
+        "nvfp4_per_token",
+        "online",
+        "quark",
+        "torchao",
+    }
+)
+_DEPRECATED_METHODS = frozenset({"fbgemm_fp8", "fp_quant"})
+# Whose `get_supported_act_dtypes` names 16-bit types only.
+_WITHOUT_FLOAT32 = frozenset({"auto_awq", "auto_gptq", "awq", "fp8", "gptq"})
+
 
 def refusals(model: ModelGeometry, facts: EngineFacts) -> tuple[str, ...]:
     """Reasons, each one sentence; empty when vLLM would go on."""
@@ -71,6 +109,10 @@ def _reasons(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
         yield model.stack.refused
     yield from _length(model, facts)
     yield from _batch(facts)
+    yield from _draft(model, facts)
+    yield from _quantization(model, facts)
+    yield from _scheduling(model, facts)
+    yield from _mlp(model, facts)
     yield from _division(model, parallelism.tensor)
     yield from _stages(model, parallelism.pipeline)
     yield from _context_parallelism(model, parallelism)
@@ -83,7 +125,9 @@ def _reasons(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
     if facts.dtype.value in ("half", "float16") and not model.takes_float16:
         yield f"{model.architecture} does not run in float16"
     block, length = facts.flags.mamba_block_size, facts.max_model_len
-    if block and facts.flags.enable_prefix_caching is False and length is not None and block != length.value:
+    cached = facts.flags.enable_prefix_caching
+    without = cached is False or (cached is None and model.has_states and not model.stack.hybrid)
+    if block and without and length is not None and block != length.value:
         yield f"mamba_block_size={block} without prefix caching must be max_model_len ({length.value})"
     if facts.flags.enable_chunked_prefill is False:
         yield from _whole_prompts(model, facts)
@@ -115,6 +159,76 @@ def _batch(facts: EngineFacts) -> Iterator[str]:
         yield f"max_num_batched_tokens ({tokens}) must not be below max_num_seqs ({seqs})"
     if tokens <= ahead:
         yield f"max_num_batched_tokens ({tokens}) must be above the {ahead} tokens that are drafted per step"
+
+
+def _draft(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
+    """A draft shares the tensor-parallel GPUs of its target (config/speculative.py; config/model.py for its heads)."""
+    draft, tp = facts.draft, facts.tensor_parallel_size.value
+    if draft.num_heads is not None and draft.num_heads % tp:
+        yield f"the draft's {draft.num_heads} attention heads are not divisible by tensor_parallel_size={tp}"
+    elif draft.num_kv_heads is not None and max(draft.num_kv_heads, tp) % min(draft.num_kv_heads, tp):
+        yield f"the draft's {draft.num_kv_heads} KV heads and tensor_parallel_size={tp} do not divide one another"
+    vocabularies = (draft.vocab_size, model.vocab_size)
+    if draft.method == "draft_model" and None not in vocabularies and vocabularies[0] != vocabularies[1]:
+        yield f"the draft's vocabulary ({draft.vocab_size}) must be its target's ({model.vocab_size})"
+
+
+def _quantization(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
+    """`ModelConfig._verify_quantization`; of the releases whose methods were read."""
+    method = model.quantization
+    if method is None or facts.rules.assumed_because is not None:
+        return
+    if method in _DEPRECATED_METHODS:
+        yield f"the quantization method {method} is deprecated and needs --allow-deprecated-quantization"
+    elif method not in _METHODS:
+        yield f"vLLM has no quantization method {method[:40]}"
+    elif facts.dtype.value in ("float", "float32") and method in _WITHOUT_FLOAT32:
+        yield f"the quantization method {method} does not run in float32"
+
+
+def _may_have_experts(model: ModelGeometry) -> bool:
+    """A configuration class of hybrids, and of mixtures of experts, has a number of its own where config.json has none."""
+    return bool(model.num_experts) or model.has_states or "moe" in model.architecture.lower()
+
+
+def _mlp(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
+    """How feed-forward layers are split.
+
+    `divide` of distributed/utils.py, `FusedMoEConfig.__post_init__` of fused_moe/config.py; that blocks with a scale each
+    stay whole, where they do not belong to experts, `validate_fp8_block_shape` of quantization/utils/fp8_utils.py.
+    """
+    tp = facts.tensor_parallel_size.value
+    sharing = 1 if facts.flags.expert_parallel else tp * facts.prefill_context_parallel_size.value
+    if model.num_experts and model.expert_size and model.expert_size % sharing:
+        yield f"the experts' {model.expert_size} inner values are not divisible by the {sharing} GPUs that share them"
+    dense = None if _may_have_experts(model) else model.mlp_size
+    for size, what in ((dense, "intermediate_size"), (model.shared_size, "the shared experts' inner values")):
+        if size and size % tp:
+            yield f"{what} ({size}) is not divisible by tensor_parallel_size={tp}"
+        elif (
+            size and tp > 1 and model.weight_block and any(size // tp % block for block in model.weight_block)
+        ):
+            blocks = " x ".join(map(str, model.weight_block))
+            yield f"{what} ({size}) over {tp} GPUs is no whole number of blocks of {blocks} that have a scale each"
+
+
+def _scheduling(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
+    """What flags of scheduling and parallelism exclude (config/vllm.py; config/model.py verify_with_parallel_config)."""
+    flags, parallelism, suffix = facts.flags, facts.parallelism, facts.draft.method == "suffix"
+    if flags.expert_parallel and not _may_have_experts(model):
+        yield f"enable_expert_parallel: {model.architecture} has no experts"
+    if suffix and flags.async_wanted:
+        yield "suffix decoding does not run with async_scheduling"
+    if suffix and parallelism.prefill_context > 1:
+        yield "suffix decoding does not run with prefill context parallelism"
+    if flags.hybrid_manager_wanted and model.has_chunks and facts.draft.method in ("eagle", "eagle3", "mtp"):
+        yield "the hybrid KV cache manager, which is asked for, does not support chunks beside a draft"
+    if flags.attention_backend == "FLEX_ATTENTION" and model.architecture.startswith("Gemma3n"):
+        yield "FLEX_ATTENTION does not support layers that share the cache of others"
+    if flags.mamba_ssm_cache_dtype == "float16" and any(
+        isinstance(cache, StateLayer) and isinstance(cache.state, KdaState) for cache in model.caches()
+    ):
+        yield "the recurrent states of KDA take mamba_ssm_cache_dtype auto, float32 or bfloat16"
 
 
 def _qwen4_exp(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:

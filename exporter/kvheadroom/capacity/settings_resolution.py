@@ -7,8 +7,11 @@ Sources, vLLM 0.33.0: `config/model.py`, `model_executor/models/config.py` (hook
 from kvheadroom.capacity.backend_query import ModelTraits
 from kvheadroom.capacity.cache_settings import CacheSettings, NotModelledError, VllmRefusesError
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.layers import AttentionLayer
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.model_geometry import ModelGeometry
+
+_WIDEST_FLASH_HEAD = 512
 
 
 def resolve_settings(
@@ -23,12 +26,10 @@ def resolve_settings(
         VllmRefusesError, NotModelledError: with the reason.
     """
     flags, stack, tp = facts.flags, model.stack, facts.tensor_parallel_size.value
-    compute_dtype = _compute_dtype(facts, model)
+    model_dtype = compute_dtype(facts, model)
     cache_dtype = _cache_dtype(facts, model, capability)
-    if {cache_dtype, compute_dtype} == {"float16", "bfloat16"}:
-        raise VllmRefusesError(
-            f"kv_cache_dtype={cache_dtype} is incompatible with a model in {compute_dtype}"
-        )
+    if cache_dtype in ("float16", "bfloat16") and cache_dtype != model_dtype:
+        raise VllmRefusesError(f"kv_cache_dtype={cache_dtype} is incompatible with a model in {model_dtype}")
     prefix_caching = flags.enable_prefix_caching
     if prefix_caching is None:
         # Models of recurrent states alone have it off (`is_prefix_caching_supported`, config/model.py).
@@ -44,7 +45,7 @@ def resolve_settings(
         parallelism=facts.parallelism,
         cache_dtype=cache_dtype,
         said_dtype=facts.kv_cache_dtype.value,
-        compute_dtype=compute_dtype,
+        compute_dtype=model_dtype,
         traits=ModelTraits(
             head_size=stack.head_size,
             query_heads=(model.num_heads or 0) // tp,
@@ -79,16 +80,23 @@ def resolve_settings(
     )
 
 
-def _has_unlike_heads(model: ModelGeometry) -> bool:
-    sizes = {getattr(cache, "head_size", None) for cache in model.caches()}
-    return model.architecture.startswith("Gemma4") and len(sizes) > 1
+def _unlike_heads(model: ModelGeometry) -> frozenset[int]:
+    """The head sizes of a Gemma 4 whose layers differ in them; empty where they do not."""
+    sizes = frozenset(cache.head_size for cache in model.caches() if isinstance(cache, AttentionLayer))
+    return sizes if model.architecture.startswith("Gemma4") and len(sizes) > 1 else frozenset()
+
+
+def _takes_one_flash(sizes: frozenset[int], capability: tuple[int, int]) -> bool:
+    """FlashAttention 4 runs on these generations, for heads up to 512."""
+    return capability[0] in (9, 10, 11) and max(sizes) <= _WIDEST_FLASH_HEAD
 
 
 def _flash_version(
     model: ModelGeometry, capability: tuple[int, int] | None, cache_dtype: str, wanted: str | None
 ) -> int | None:
     """Gemma 4's heads differ in size, so that its hook asks for one FlashAttention (`Gemma4Config`, models/config.py)."""
-    if capability is None or not _has_unlike_heads(model) or capability[0] not in (9, 10, 11):
+    sizes = _unlike_heads(model)
+    if capability is None or not sizes or not _takes_one_flash(sizes, capability):
         return None
     if wanted not in (None, "FLASH_ATTN") or (capability[0] == 9 and cache_dtype.startswith("fp8")):
         return None
@@ -97,7 +105,8 @@ def _flash_version(
 
 def _hooked_backend(model: ModelGeometry, capability: tuple[int, int] | None) -> str | None:
     """The backend that the architecture's hook sets where no flag does."""
-    if capability is not None and _has_unlike_heads(model) and capability[0] not in (9, 10, 11):
+    sizes = _unlike_heads(model)
+    if capability is not None and sizes and not _takes_one_flash(sizes, capability):
         return "TRITON_ATTN"
     return None
 
@@ -136,7 +145,7 @@ def _cache_dtype(facts: EngineFacts, model: ModelGeometry, capability: tuple[int
     return dtype
 
 
-def _compute_dtype(facts: EngineFacts, model: ModelGeometry) -> str:
+def compute_dtype(facts: EngineFacts, model: ModelGeometry) -> str:
     """`--dtype`; a float32 checkpoint, or one that names no dtype, runs in 16 bits (`_resolve_auto_dtype`)."""
     flagged = facts.dtype.value != "auto"
     said = facts.dtype.value if flagged else model.dtype

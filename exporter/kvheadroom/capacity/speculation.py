@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvheadroom.capacity.checkpoint_types import kv_dtypes
 from kvheadroom.capacity.facts import Draft
 from kvheadroom.capacity.families import attention
 from kvheadroom.capacity.layer_stack import Layers
@@ -37,6 +38,16 @@ _HARMLESS = frozenset(
         "synthetic_acceptance_rates",
     }
 )
+
+_NUMBERS = (
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+    "synthetic_acceptance_length",
+)
+_CHOICES = {
+    "draft_sample_method": ("greedy", "probabilistic"),
+    "rejection_sample_method": ("standard", "synthetic", "block", "fly"),
+}
 
 # Names that vLLM takes for `mtp`, whatever the model (`MTPModelTypes`).
 _CALLED_MTP = frozenset(
@@ -74,7 +85,8 @@ _CALLED_MTP = frozenset(
 
 # Methods that draft without a model.
 _WITHOUT_LAYERS = frozenset({"ngram", "ngram_gpu", "suffix"})
-_WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3"})
+WITH_MODEL = frozenset({"draft_model", "eagle", "eagle3"})
+"""Methods that draft by a model of their own."""
 
 DRAFT_CONFIG = "draft_config"
 """Where a planning case gives the draft's config.json; vLLM itself is given a path or a name."""
@@ -93,6 +105,9 @@ def plan_draft(config: Any, model: ModelGeometry | None) -> Draft | str:
     )
     if others:
         return f"speculative_config: {others[0][:80]} is not modelled"
+    fault = _fault(config)
+    if fault:
+        return fault
     method, tokens = config.get("method"), config.get("num_speculative_tokens")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= _MOST_TOKENS:
         return (
@@ -106,9 +121,40 @@ def plan_draft(config: Any, model: ModelGeometry | None) -> Draft | str:
         return "speculative decoding of a model that is not known is not modelled"
     if method in _CALLED_MTP:
         return _mtp(model, tokens)
-    if method in _WITH_MODEL:
+    if method in WITH_MODEL:
         return _with_model(config, model, method, tokens)
     return f"speculative decoding by {shown(method)} is not modelled"
+
+
+def _fault(config: Mapping[str, Any]) -> str:
+    """What is wrong with a key that says nothing about the cache; empty where nothing is."""
+    for key in sorted(_HARMLESS):
+        value = config.get(key)
+        if value is None:
+            continue
+        if (
+            key.startswith(("prompt_lookup_", "suffix_decoding_max_"))
+            and key != "suffix_decoding_max_spec_factor"
+        ):
+            smallest = 0 if key == "suffix_decoding_max_cached_requests" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+                return f"speculative_config: {key} is {shown(value)}, a whole number from {smallest} on is needed"
+        elif key in _NUMBERS:
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                return f"speculative_config: {key} is {shown(value)}, a number is needed"
+        elif key == "enforce_eager":
+            if not isinstance(value, bool):
+                return f"speculative_config: {key} is {shown(value)}, true or false is needed"
+        elif key != "synthetic_acceptance_rates" and not (isinstance(value, str) and value):
+            return f"speculative_config: {key} is {shown(value)}, a word is needed"
+        elif key == "moe_backend" and value != "auto":
+            return f"speculative_config: moe_backend={shown(value)} is not modelled"
+        elif key in _CHOICES and value not in _CHOICES[key]:
+            return f"speculative_config: {key} is {shown(value)}; vLLM has {', '.join(_CHOICES[key])}"
+    least, most = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
+    if least is not None and most is not None and least > most:
+        return f"speculative_config: prompt_lookup_min ({least}) is above prompt_lookup_max ({most})"
+    return ""
 
 
 def _mtp(model: ModelGeometry, tokens: int) -> Draft | str:
@@ -128,6 +174,7 @@ def _with_model(config: Mapping[str, Any], model: ModelGeometry, method: str, to
         return f"the config.json of the draft model of method {method} is not known (`{DRAFT_CONFIG}`)"
     names = given.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    name = _called(name, method)
     reader = attention.DRAFT_READERS.get(name) or (
         attention.READERS.get(name) if method == "draft_model" else None
     )
@@ -136,6 +183,11 @@ def _with_model(config: Mapping[str, Any], model: ModelGeometry, method: str, to
     try:
         draft = ModelConfig(given, "draft_config.")
         stack, longest = reader(draft), _own_context(draft, method)
+        if kv_dtypes(draft, draft) != ("auto", "auto"):
+            return "a KV-cache scheme of the draft's own checkpoint is not modelled"
+        heads = draft.count("num_attention_heads")
+        kv_heads = draft.count("num_key_value_heads", heads)
+        vocabulary = draft.count("vocab_size") if draft.has("vocab_size") else None
     except BadFieldError as bad:
         return f"speculative_config: {bad}"
     if name not in attention.DRAFT_READERS and any(
@@ -147,7 +199,19 @@ def _with_model(config: Mapping[str, Any], model: ModelGeometry, method: str, to
         tokens=tokens,
         layers=_windowed(stack.layers, model.model_window),
         longest_context=longest,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        vocab_size=vocabulary,
     )
+
+
+def _called(name: str, method: str) -> str:
+    """The class that vLLM takes for a draft: people's drafts name that of their target (`EAGLEConfig`)."""
+    if method == "eagle" and not name.startswith("Eagle"):
+        return f"Eagle{name}"
+    if method == "eagle3" and not name.startswith("Eagle3") and not name.endswith("Eagle3"):
+        return f"Eagle3{name}"
+    return name
 
 
 # Rope types that a longer context needs nothing more of than a longer table (`_CACHE_ONLY_ROPE_TYPES`).

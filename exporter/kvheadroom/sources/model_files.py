@@ -1,4 +1,4 @@
-"""A model's folder -> config.json and the weights' total size. Nothing else in it is opened."""
+"""A model's folder -> config.json, and the names and sizes of its tensors. No tensor in it is read."""
 
 import json
 import stat
@@ -7,13 +7,13 @@ from typing import Any
 
 from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.sources.safetensors import read_tensors
 from kvheadroom.sources.slow_files import SlowFiles
+from kvheadroom.sources.weight_files import INDEX_NAME, read_weight_files
 
 SOURCE = "model_files"
 CONFIG_NAME = "config.json"
 ADAPTER_NAME = "adapter_config.json"
-INDEX_NAME = "model.safetensors.index.json"
-LARGEST_BYTES = 2**53
 MAX_FOLDERS_UNDER_WAY = 4
 MAX_CONFIG_BYTES = 16 * 1024**2
 MAX_INDEX_BYTES = 256 * 1024**2
@@ -21,20 +21,23 @@ MAX_INDEX_BYTES = 256 * 1024**2
 
 def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | SourceFailure:
     """Read a model's folder; blocking."""
-    config = _read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
+    config = read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
     if isinstance(config, SourceFailure):
         return _explained(Path(folder), config)
-    index = _read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
-    total = None
-    if not isinstance(index, SourceFailure):
-        metadata = index.get("metadata")
-        size = metadata.get("total_size") if isinstance(metadata, dict) else None
-        # Some converters write the size as a float.
-        if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < LARGEST_BYTES:
-            total = int(size)
-    elif index.reason is not FailureReason.NOT_FOUND:
+    index = read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
+    if isinstance(index, SourceFailure) and index.reason is not FailureReason.NOT_FOUND:
         return index
-    return ModelFiles(folder=folder, config=config, weights_bytes=total, assumed_because=assumed_because)
+    folder_index = None if isinstance(index, SourceFailure) else index
+    weights = read_weight_files(Path(folder), folder_index)
+    return ModelFiles(
+        folder=folder,
+        config=config,
+        weights_bytes=weights.total_bytes,
+        weights_unknown=weights.unknown,
+        weights_doubts=weights.doubts,
+        tensors=read_tensors(Path(folder), folder_index),
+        assumed_because=assumed_because,
+    )
 
 
 class ModelFilesReader:
@@ -73,7 +76,9 @@ def _explained(folder: Path, failure: SourceFailure) -> SourceFailure:
     return SourceFailure(SOURCE, FailureReason.BAD_ANSWER, detail)
 
 
-def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | SourceFailure:
+def read_json(path: Path, max_bytes: int) -> dict[str, Any] | SourceFailure:
+    """One file that holds a JSON object; blocking."""
+
     def failed(reason: FailureReason, detail: str) -> SourceFailure:
         return SourceFailure(SOURCE, reason, f"{path}: {detail}")
 

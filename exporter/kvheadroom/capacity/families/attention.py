@@ -257,8 +257,6 @@ DRAFT_READERS: Mapping[str, Reader] = dict.fromkeys(
         "Eagle3Qwen3vlForCausalLM",
         "EagleLlamaForCausalLM",
         "LlamaForCausalLMEagle3",
-        "PEagleDraftModel",
-        "PeagleLlamaForCausalLM",
     ),
     _llama_draft,
 )

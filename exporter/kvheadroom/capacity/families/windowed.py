@@ -158,19 +158,30 @@ def _gemma4(config: ModelConfig) -> LayerStack:
     if both_ways not in (None, "vision"):
         raise config.bad("use_bidirectional_attention", f"is {shown(both_ways)}, which is not modelled")
     text = _typed_text(config, "gemma4_text")
-    types = (*(text.layer_types or ())[:-1], FULL)  # transformers makes the last layer a full one
+    types = _gemma4_types(text)
     shared_from = max(text.layers - config.count("num_kv_shared_layers", 0, smallest=0), 0)
     if not set(types[shared_from:]) <= set(types[:shared_from]):
         raise config.bad("num_kv_shared_layers", "leaves no layer of each type whose cache could be shared")
-    own = tuple(
-        AttentionLayer(num_kv_heads=heads, head_size=size, window=text.window if kind == SLIDING else None)
-        for kind, (heads, size) in zip(types, _gemma4_heads(text, types), strict=True)
-    )
+    own = gemma4_attention(config)
     return LayerStack(
         layers=tuple((kept,) if layer < shared_from else () for layer, kept in enumerate(own)),
         num_kv_heads=max(layer.num_kv_heads for layer in own),
         head_size=max(layer.head_size for layer in own),
         image_prefix=both_ways == "vision",
+    )
+
+
+def _gemma4_types(text: TextConfig) -> tuple[str, ...]:
+    return (*(text.layer_types or ())[:-1], FULL)  # transformers makes the last layer a full one
+
+
+def gemma4_attention(config: ModelConfig) -> tuple[AttentionLayer, ...]:
+    """The attention of each layer, also of those that use the cache of another."""
+    text = _typed_text(config, "gemma4_text")
+    types = _gemma4_types(text)
+    return tuple(
+        AttentionLayer(num_kv_heads=heads, head_size=size, window=text.window if kind == SLIDING else None)
+        for kind, (heads, size) in zip(types, _gemma4_heads(text, types), strict=True)
     )
 
 

@@ -1,0 +1,112 @@
+"""The text of an argument -> its value, as vLLM's own parser reads it (0.33.0 `utils/argparse_utils.py`).
+
+32k is 32,000, 32K is 32,768, 1M is 1,048,576.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from kvheadroom.capacity.facts import AUTO_LENGTH
+from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
+
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])", re.ASCII)
+_LARGEST = 2**53
+
+
+def whole_number(text: str) -> int:
+    """As vLLM's `human_readable_int`: `1k` is 1,000, `1K` is 1,024, `25.6k` is 25,600; above 0."""
+    text = text.strip()
+    suffixed = _SUFFIXED.fullmatch(text)
+    try:
+        if suffixed is None:
+            value = int(text)
+        elif suffixed[2] in _DECIMAL:
+            value = int(float(suffixed[1]) * _DECIMAL[suffixed[2]])
+        elif "." in suffixed[1]:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: {suffixed[2]} counts in powers of two and takes no decimals; {suffixed[1]}{suffixed[2].lower()} "
+                "counts in powers of ten"
+            )
+        else:
+            value = int(suffixed[1]) * _BINARY[suffixed[2]]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number (32768, 32k = 32,000, 32K = 32,768)"
+        ) from None
+    if not 0 < value <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number above 0 is needed")
+    return value
+
+
+def length_or_auto(text: str) -> int:
+    """`--max-model-len`: a length, or -1 or `auto` for the longest that starts."""
+    return AUTO_LENGTH if text.strip().lower() in ("-1", "auto") else whole_number(text)
+
+
+def several(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Values with commas, each once."""
+
+    def read_all(text: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(read(part) for part in text.split(",")))
+
+    return read_all
+
+
+def word(text: str) -> str:
+    """A name, such as that of a type or a backend."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("a word is needed")
+    return text.strip()
+
+
+def share(text: str) -> float:
+    """A number above 0, at most 1 (`--gpu-memory-utilization`, config/cache.py)."""
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a share above 0 and at most 1 is needed (0.92)")
+    return value
+
+
+def gigabytes(text: str) -> int:
+    """GB (10^9 bytes) as bytes; 0 is allowed."""
+    value = _number(text)
+    if not 0 <= value <= _LARGEST / 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of GB (10^9 bytes) is needed")
+    return round(value * 1e9)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+
+
+def gpu_name(text: str) -> str:
+    """A card of the catalogue, in any case."""
+    name = catalogue_name(text)
+    if name is None:
+        reason = not_modelled_because(text)
+        if reason is not None:
+            raise argparse.ArgumentTypeError(f"{text[:60]!r}: {reason}")
+        raise argparse.ArgumentTypeError(
+            f"{text[:60]!r} is not in the catalogue ({', '.join(GPUS)}, CPU); for another card leave --gpu out and say "
+            "--hbm-bytes N (torch.cuda.mem_get_info()[1]), or name a card of its generation beside --hbm-bytes"
+        )
+    return name
+
+
+def section(text: str) -> dict[str, Any]:
+    """A JSON object, as --speculative-config takes it."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is no JSON object")
+    return value

@@ -1,0 +1,155 @@
+"""One model in several ways to start it -> all that a planner asks: what vLLM does, the sum on paper, other ways."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvheadroom.capacity.alternatives import Alternative, alternatives
+from kvheadroom.capacity.article import (
+    BridgeStep,
+    SimpleSum,
+    as_the_sum_takes_it,
+    bridge,
+    checkpoint_bytes,
+    simple_sum,
+)
+from kvheadroom.capacity.cases import needs_remote_code
+from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, PlanRequest, plan_deployment
+from kvheadroom.capacity.facts import ModelFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRow:
+    """One way to start it, by vLLM's rules and by the sum on paper.
+
+    Attributes:
+        simple: a string says why the sum has no answer.
+        simple_plan: the start whose bytes per token the sum takes; another than `plan` where vLLM refuses `plan`.
+        bridge: from the sum to vLLM's figures.
+    """
+
+    plan: DeploymentPlan
+    simple: SimpleSum | str
+    simple_plan: DeploymentPlan
+    bridge: tuple[BridgeStep, ...]
+
+    def tokens(self, *, by_sum: bool) -> int | None:
+        """Pool tokens of one replica."""
+        if not by_sum:
+            return self.plan.fleet.replica_tokens
+        return None if isinstance(self.simple, str) else self.simple.tokens
+
+    def fleet_tokens(self, *, by_sum: bool) -> int | None:
+        """Pool tokens of all replicas."""
+        tokens = self.tokens(by_sum=by_sum)
+        return None if tokens is None else tokens * self.plan.fleet.replicas
+
+    def starts(self, *, by_sum: bool) -> bool:
+        """Whether one request of max_model_len fits, and there are GPUs for a replica."""
+        if self.plan.fleet.replicas == 0:
+            return False
+        if not by_sum:
+            return self.plan.outcome is Outcome.STARTS
+        length = self.simple_plan.facts.max_model_len
+        return not isinstance(self.simple, str) and length is not None and self.simple.starts(length.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """One model.
+
+    Attributes:
+        name: as it was asked for.
+        where: where its files were found.
+        weights_bytes: all weights of the checkpoint, None where they are not known.
+        doubts: what to look at before it is started: files that do not fit together, code of its own.
+        others: other ways on the GPUs of `others_than`.
+    """
+
+    name: str
+    where: str
+    weights_bytes: int | None
+    doubts: tuple[str, ...]
+    rows: tuple[PlannedRow, ...]
+    others: tuple[Alternative, ...]
+    others_than: DeploymentPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One row among all rows of one or two models, ordered by what their fleets hold.
+
+    Attributes:
+        tokens: of the whole fleet, or of each GPU where no fleet was asked for.
+        ratio: against the rung below, None for the first.
+    """
+
+    model: str
+    label: str
+    replicas: int
+    tokens: float
+    ratio: float | None
+
+
+def plan_model(name: str, where: str, requests: tuple[PlanRequest, ...], *, by_sum: bool) -> ModelPlan:
+    """All rows of one model, and the other ways to use the GPUs of the largest replica."""
+    rows = tuple(_row(request) for request in requests)
+    widest = max(rows, key=lambda row: row.plan.fleet.gpus_per_replica)
+    base = widest.plan
+    if by_sum and not isinstance(widest.simple, str) and widest.simple.kv_bytes > 0:
+        # The same bytes for each: an even share of the weights, as the sum has it.
+        base = plan_deployment(
+            widest.simple_plan.request.with_flags({"kv_cache_memory_bytes": int(widest.simple.kv_bytes)})
+        )
+    return ModelPlan(
+        name=name,
+        where=where,
+        weights_bytes=checkpoint_bytes(widest.plan),
+        doubts=_doubts(requests[0].model_files),
+        rows=rows,
+        others=alternatives(base),
+        others_than=base,
+    )
+
+
+def _doubts(files: ModelFiles) -> tuple[str, ...]:
+    code = "its configuration is the repository's own code: vLLM starts with --trust-remote-code only"
+    return (*files.weights_doubts, *([code] if needs_remote_code(files.config) else []))
+
+
+def _row(request: PlanRequest) -> PlannedRow:
+    plan = plan_deployment(request)
+    taken = as_the_sum_takes_it(plan)
+    simple = simple_sum(taken)
+    return PlannedRow(
+        plan=plan,
+        simple=simple,
+        simple_plan=taken,
+        bridge=() if isinstance(simple, str) else bridge(plan, simple),
+    )
+
+
+def ladder(models: tuple[ModelPlan, ...], *, by_sum: bool) -> tuple[Rung, ...]:
+    """Rows that hold something, least first, each against the one below."""
+    found = []
+    for model in models:
+        for row in model.rows:
+            fleet = row.plan.fleet
+            tokens: float | None = row.fleet_tokens(by_sum=by_sum)
+            if row.plan.request.gpus is None and tokens is not None:
+                tokens /= fleet.gpus_per_replica
+            if tokens:
+                found.append((tokens, model.name, row.plan.label, fleet.replicas))
+    found.sort(key=lambda one: one[0])
+    ratios = [None, *(above[0] / below[0] for below, above in pairwise(found))]
+    return tuple(
+        Rung(model=name, label=label, replicas=replicas, tokens=tokens, ratio=ratio)
+        for (tokens, name, label, replicas), ratio in zip(found, ratios, strict=False)
+    )
+
+
+def weights_ratio(models: tuple[ModelPlan, ...]) -> float | None:
+    """The first model's weights against the second's; None with one model, or where they are not known."""
+    if len(models) < 2:
+        return None
+    first, second = models[0].weights_bytes, models[1].weights_bytes
+    return first / second if first and second else None

@@ -1,0 +1,120 @@
+"""Plans of models as JSON: every row with every figure. Absent is null; bytes and counts are whole numbers."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvheadroom.capacity.alternatives import TRADES
+from kvheadroom.capacity.article import SimpleSum
+from kvheadroom.capacity.deployment import DeploymentPlan
+from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
+from kvheadroom.capacity.plan_figures import figures, sum_figures
+from kvheadroom.outputs.json_report import to_json
+
+
+def plan_json(models: Sequence[ModelPlan], *, by_sum: bool) -> str:
+    """`plan MODEL --json`."""
+    return to_json(
+        {
+            "assumptions": "article" if by_sum else "vllm",
+            "models": [_model(model) for model in models],
+            "weights_ratio": weights_ratio(tuple(models)),
+            "ladder": [asdict(rung) for rung in ladder(tuple(models), by_sum=by_sum)],
+        },
+        indent=2,
+    )
+
+
+def _model(model: ModelPlan) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "where": model.where,
+        "weights_bytes": model.weights_bytes,
+        "doubts": list(model.doubts),
+        "plans": [_row(row) for row in model.rows],
+        "alternatives": [
+            {
+                "changes": other.flags,
+                "tokens": other.tokens,
+                "ratio": other.ratio,
+                "kind": str(other.kind),
+                "trade": TRADES[other.kind],
+                **_plan(other.plan),
+            }
+            for other in model.others
+        ],
+        "alternatives_to": _plan(model.others_than),
+    }
+
+
+def _row(row: PlannedRow) -> dict[str, Any]:
+    return {
+        "label": row.plan.label,
+        **_plan(row.plan),
+        "article": _simple(row),
+        "bridge": [asdict(step) for step in row.bridge],
+        "figures": [asdict(figure) for figure in figures(row.plan)],
+        "assumed": dict(row.plan.facts.assumed()),
+        "missing": [asdict(fact) for fact in row.plan.facts.missing],
+    }
+
+
+def _plan(plan: DeploymentPlan) -> dict[str, Any]:
+    layout, pool, sizes = plan.layout, plan.pool, plan.facts.parallelism
+    return {
+        "flags": dict(plan.request.operator.flags),
+        "gpu": plan.request.operator.gpu,
+        "tensor_parallel_size": sizes.tensor,
+        "pipeline_parallel_size": sizes.pipeline,
+        "data_parallel_size": plan.data_parallel,
+        "decode_context_parallel_size": sizes.decode_context,
+        "prefill_context_parallel_size": sizes.prefill_context,
+        "outcome": str(plan.outcome),
+        "reason": plan.reason or None,
+        "weights_bytes_per_gpu": plan.weights_bytes,
+        "weights_by": None if plan.weights is None else plan.weights.origin,
+        "kv_bytes_per_gpu": plan.kv_bytes,
+        "kv_cache_dtype": None if layout is None else layout.kv_dtype,
+        "block_size": None if layout is None else layout.block_size,
+        "bytes_per_block": None if layout is None else list(layout.stage_bytes_per_block),
+        "bytes_per_token": None if layout is None else layout.bytes_per_token,
+        "num_blocks": None if pool is None else pool.num_blocks,
+        "kv_cache_size_tokens": None if pool is None else pool.pool_tokens,
+        "max_model_len": None if pool is None else pool.max_model_len,
+        "max_concurrency": None if pool is None else pool.max_concurrency,
+        "boots": None if pool is None else pool.boots,
+        "estimated_max_model_len": None if pool is None else pool.longest_bootable,
+        "sessions": [asdict(fit) for fit in plan.fits],
+        "fleet": asdict(plan.fleet),
+    }
+
+
+def _simple(row: PlannedRow) -> dict[str, Any]:
+    simple = row.simple
+    if not isinstance(simple, SimpleSum):
+        return {"reason": simple}
+    fits = simple.tokens is not None
+    return {
+        **asdict(simple),
+        "reason": None,
+        "weights_bytes_per_gpu": simple.weights_per_gpu_bytes,
+        "budget_bytes_per_gpu": simple.budget_bytes,
+        "kv_bytes_per_gpu": simple.kv_bytes if fits else None,
+        "weights_over_budget_bytes": max(0, simple.weights_over_budget_bytes),
+        "tokens": simple.tokens,
+        "sessions": [
+            {
+                "session_tokens": fit.session_tokens,
+                "session_bytes": simple.session_bytes(fit.session_tokens),
+                "sessions": simple.sessions(fit.session_tokens),
+            }
+            for fit in row.simple_plan.fits
+        ],
+        "replicas": row.plan.fleet.replicas,
+        "fleet_tokens": row.fleet_tokens(by_sum=True),
+        "boots": row.starts(by_sum=True),
+        "figures": [
+            asdict(figure)
+            for figure in sum_figures(simple, tuple(fit.session_tokens for fit in row.simple_plan.fits))
+        ],
+    }

@@ -1,0 +1,223 @@
+"""The `plan` command's arguments: vLLM's flags in vLLM's spelling, and what only a planner says."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvheadroom.argument_readers import (
+    gigabytes,
+    gpu_name,
+    length_or_auto,
+    section,
+    several,
+    share,
+    whole_number,
+    word,
+)
+from kvheadroom.capacity.errors import OperatorError
+
+if TYPE_CHECKING:
+    from kvheadroom.planner import PlanOptions
+
+DESCRIPTION = """\
+How many sessions a model holds on so many GPUs, and whether vLLM starts, before any GPU is rented: from the
+model's config.json, the size of its weights, vLLM's flags and the GPU. Nothing is measured, no GPU is touched.
+"""
+
+EXAMPLES = """\
+examples:
+  kvheadroom plan zai-org/GLM-5 --gpu B200 --tp 4,8 --gpus 56 --session-tokens 256K
+  kvheadroom plan /models/glm --weights-bytes 464115778000 --gpu B200 --tp 8 --dcp 1,8 --explain
+  kvheadroom plan /models/glm-nvfp4 --compare /models/glm-fp8 --gpu B200 --tp 4,8 --gpus 56
+  kvheadroom plan ./config.json --hbm-bytes 191.5g --weights-bytes 141g --tp 4 --json
+
+MODEL is a folder with config.json and model.safetensors.index.json, a config.json alone (then say
+--weights-bytes or --index), or a name on the Hugging Face hub: its local cache is looked at first, then the hub is
+asked (HF_TOKEN or the token file of `hf auth login`; HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE).
+
+Several values, with commas, make a row each: --tp 4,8 --dcp 1,8 is four rows. Numbers are read as vLLM
+reads them: 32k is 32,000, 32K is 32,768. GB is 10^9 bytes, GiB is 2^30.
+
+--assumptions article puts the sum on paper first: (GB on the box x utilization - overhead - total_size / TP) over
+bytes per token, without blocks. The default puts first what vLLM does, and both show the steps between them.
+
+Each line of a FILE of --cases is a JSON object with id, config (a parsed config.json), flags (vLLM's names), gpu,
+vllm_version, available_bytes (per GPU; a list for pipeline stages) and optionally lengths: [tokens].
+Each answer is a JSON line on standard output: planned, refused (vLLM would not start), or unknown
+with the reason.
+
+exit code: 0 every row starts (--cases: every line answered); 1 a row does not start, is refused, or cannot be
+told (--cases: some are unknown); 2 a wrong option, or a model or file that cannot be read
+"""
+
+
+class VllmFlagsParser(argparse.ArgumentParser):
+    """Takes `--max_model_len` for `--max-model-len`, as vLLM's own parser does."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse, with underscores in options read as dashes."""
+        return super().parse_known_args([_dashed(word) for word in args or ()], namespace)
+
+
+def _dashed(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    option, equals, value = word.partition("=")
+    return option.replace("_", "-") + equals + value
+
+
+# Flags of vLLM that may have several values, each a row: (options, name, reader, help).
+SWEPT: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
+    (("--tensor-parallel-size", "-tp", "--tp"), "tensor_parallel_size", whole_number, "GPUs that share each layer"),
+    (("--pipeline-parallel-size", "-pp", "--pp"), "pipeline_parallel_size", whole_number, "stages that share the layers"),
+    (("--data-parallel-size", "-dp", "--dp"), "data_parallel_size", whole_number, "engines of a replica, with a pool each"),
+    (("--decode-context-parallel-size", "-dcp", "--dcp"), "decode_context_parallel_size", whole_number,
+     "GPUs that share the tokens of a context"),
+    (("--prefill-context-parallel-size", "-pcp", "--pcp"), "prefill_context_parallel_size", whole_number,
+     "GPUs that share a prefill"),
+    (("--kv-cache-dtype",), "kv_cache_dtype", word, "auto, bfloat16, fp8, fp8_e4m3, nvfp4, nvfp4_ds_mla, ..."),
+)  # fmt: skip
+SINGLE: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
+    (("--max-model-len",), "max_model_len", length_or_auto, "longest request; auto: the longest that starts"),
+    (("--gpu-memory-utilization", "--device-memory-utilization"), "gpu_memory_utilization", share,
+     "share of the GPU that vLLM may use"),
+    (("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", whole_number, "bytes per GPU for KV, in place of the sum"),
+    (("--num-gpu-blocks-override",), "num_gpu_blocks_override", whole_number, "blocks of the pool, in place of bytes"),
+    (("--block-size",), "block_size", whole_number, "tokens of a block"),
+    (("--attention-backend",), "attention_backend", word, "FLASHMLA_SPARSE, FLASHINFER, ..."),
+    (("--dtype",), "dtype", word, "auto, bfloat16, float16, float32"),
+    (("--max-num-batched-tokens",), "max_num_batched_tokens", whole_number, "tokens of a step; windows hold them"),
+    (("--max-num-seqs",), "max_num_seqs", whole_number, "requests of a step"),
+    (("--mamba-cache-dtype",), "mamba_cache_dtype", word, "type of recurrent states"),
+    (("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", word, "type of their recurrent part"),
+    (("--mamba-block-size",), "mamba_block_size", whole_number, "tokens of a block of states"),
+    (("--speculative-config", "-sc"), "speculative_config", section, "JSON; --mtp N is its short form"),
+)  # fmt: skip
+SWITCHES: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("--enable-prefix-caching",), "enable_prefix_caching", "default: vLLM's choice for the model"),
+    (("--enable-chunked-prefill",), "enable_chunked_prefill", "default: on"),
+    (("--async-scheduling",), "async_scheduling", "default: on"),
+    (
+        ("--enable-expert-parallel", "-ep"),
+        "enable_expert_parallel",
+        "whole experts on each GPU; default: off",
+    ),
+)
+
+
+def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
+    """All arguments of `kvheadroom plan`."""
+    plan.add_argument("model", nargs="?", metavar="MODEL", help="folder, config.json, or name on the hub")
+    plan.add_argument("--cases", metavar="FILE", help="JSON lines to plan in place of MODEL")
+    what = plan.add_argument_group("the model and the GPUs")
+    weights = what.add_mutually_exclusive_group()
+    weights.add_argument(
+        "--weights-bytes", type=whole_number, metavar="N", help="bytes of the whole checkpoint"
+    )
+    weights.add_argument("--index", type=Path, metavar="FILE", help="a safetensors index that tells them")
+    what.add_argument("--gpu", type=gpu_name, metavar="NAME", help="B200, H100, ... (docs/gpus.md), or CPU")
+    what.add_argument(
+        "--hbm-bytes",
+        type=whole_number,
+        metavar="N",
+        help="memory of one GPU as CUDA reports it, for a card that is not in the catalogue",
+    )
+    what.add_argument(
+        "--marketed-gb",
+        type=gigabytes,
+        dest="marketed_bytes",
+        metavar="X",
+        help="GB on the box of one GPU, for the sum on paper (default: the catalogue's)",
+    )
+    what.add_argument("--gpus", type=whole_number, metavar="N", help="GPUs of the whole fleet")
+    what.add_argument(
+        "--session-tokens",
+        type=several(whole_number),
+        default=(),
+        metavar="N[,N]",
+        help="lengths to count sessions of (default 262144, or max_model_len if that is less)",
+    )
+    what.add_argument(
+        "--overhead-gb",
+        type=gigabytes,
+        dest="overhead_bytes",
+        metavar="X",
+        help="GB per GPU that are neither weights nor KV: context, NCCL, activations, CUDA graphs (default 12)",
+    )
+    what.add_argument(
+        "--vllm-version", metavar="X.Y.Z", help="release to plan for (default: the newest known)"
+    )
+    flags = plan.add_argument_group("vLLM's flags")
+    for options, name, read, text in SWEPT:
+        flags.add_argument(
+            *options, dest=name, type=several(read), metavar="N[,N]" if read is whole_number else "TYPE[,TYPE]",
+            help=text,
+        )  # fmt: skip
+    for options, name, read, text in SINGLE:
+        flags.add_argument(*options, dest=name, type=read, metavar="VALUE", help=text)
+    for options, name, text in SWITCHES:
+        flags.add_argument(*options, dest=name, action=argparse.BooleanOptionalAction, help=text)
+    flags.add_argument(
+        "--disable-hybrid-kv-cache-manager",
+        dest="disable_hybrid_kv_cache_manager",
+        action="store_true",
+        default=None,
+        help="windows keep every token",
+    )
+    flags.add_argument("--mtp", type=whole_number, metavar="N", help="N tokens by multi-token prediction")
+    shown = plan.add_argument_group("what is shown")
+    shown.add_argument("--assumptions", choices=("vllm", "article"), default="vllm", help="what comes first")
+    shown.add_argument("--compare", metavar="OTHER", help="another MODEL with the same options")
+    other = shown.add_mutually_exclusive_group()
+    other.add_argument("--compare-weights-bytes", type=whole_number, metavar="N", help="OTHER's")
+    other.add_argument("--compare-index", type=Path, metavar="FILE", help="OTHER's")
+    shown.add_argument(
+        "--explain", action="store_true", help="every intermediate figure, with its formula and source"
+    )
+    shown.add_argument(
+        "--json", action="store_true", help="everything as JSON on standard output, and nothing else there"
+    )
+
+
+def read_plan_options(arguments: argparse.Namespace) -> "PlanOptions":
+    """The parsed arguments as what was asked.
+
+    Raises:
+        OperatorError: options that do not go together.
+    """
+    from kvheadroom.planner import ModelSource, PlanOptions
+
+    given = vars(arguments)
+    names = [name for _, name, _, _ in SINGLE] + [name for _, name, _ in SWITCHES]
+    flags = {
+        name: given[name] for name in (*names, "disable_hybrid_kv_cache_manager") if given[name] is not None
+    }
+    if arguments.mtp is not None:
+        if "speculative_config" in flags:
+            raise OperatorError("--mtp and --speculative-config say the same; leave one of them out")
+        flags["speculative_config"] = {"method": "mtp", "num_speculative_tokens": arguments.mtp}
+    models = [ModelSource(arguments.model, arguments.weights_bytes, arguments.index)]
+    if arguments.compare is not None:
+        models.append(
+            ModelSource(arguments.compare, arguments.compare_weights_bytes, arguments.compare_index)
+        )
+    elif arguments.compare_weights_bytes is not None or arguments.compare_index is not None:
+        raise OperatorError(
+            "--compare-weights-bytes and --compare-index are of --compare OTHER, which is missing"
+        )
+    return PlanOptions(
+        models=tuple(models),
+        flags=flags,
+        swept={name: given[name] for _, name, _, _ in SWEPT if given[name] is not None},
+        gpu=arguments.gpu,
+        hbm_bytes=arguments.hbm_bytes,
+        marketed_bytes=arguments.marketed_bytes,
+        overhead_bytes=arguments.overhead_bytes,
+        version=arguments.vllm_version,
+        session_tokens=arguments.session_tokens,
+        gpus=arguments.gpus,
+        by_sum=arguments.assumptions == "article",
+    )

@@ -1,0 +1,154 @@
+"""Composition root of `kvheadroom plan MODEL`: options -> model files -> plans. Knows nothing of servers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from kvheadroom.capacity.deployment import PlanRequest
+from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, TensorInventory
+from kvheadroom.capacity.gpu_catalogue import CPU
+from kvheadroom.capacity.model_plan import ModelPlan, plan_model
+from kvheadroom.capacity.readings import SourceFailure
+from kvheadroom.capacity.speculation import DRAFT_CONFIG, WITH_MODEL
+from kvheadroom.sources.hub_environment import SOURCE as HUB
+from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json
+from kvheadroom.sources.model_lookup import find_model
+from kvheadroom.sources.safetensors import named_tensors
+from kvheadroom.sources.weight_files import total_size
+
+MAX_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model as it was asked for: its name, and what was said of its weights."""
+
+    name: str
+    weights_bytes: int | None = None
+    index: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What was asked.
+
+    Attributes:
+        models: the model, and the one it is compared with.
+        flags: vLLM's flags with one value each.
+        swept: vLLM's flags with several values; each combination is a row.
+        by_sum: the sum on paper comes first.
+    """
+
+    models: tuple[ModelSource, ...]
+    flags: Mapping[str, Any]
+    swept: Mapping[str, tuple[Any, ...]]
+    gpu: str | None
+    hbm_bytes: int | None
+    marketed_bytes: int | None
+    overhead_bytes: int | None
+    version: str | None
+    session_tokens: tuple[int, ...]
+    gpus: int | None
+    by_sum: bool
+
+
+class ModelUnavailableError(Exception):
+    """A hub that would not or could not give a model: nothing that the options could have known."""
+
+
+def make_plans(options: PlanOptions, environment: Mapping[str, str], home: Path) -> tuple[ModelPlan, ...]:
+    """One plan for each model.
+
+    Raises:
+        OperatorError: an option, a folder or a file is wrong.
+        ModelUnavailableError: the hub gave no model.
+    """
+    _check(options)
+    return tuple(_plan(options, source, environment, home) for source in options.models)
+
+
+def _check(options: PlanOptions) -> None:
+    if options.gpu is None and options.hbm_bytes is None and not _sized(options.flags):
+        raise OperatorError(
+            "say the GPU: --gpu B200 (or another of the catalogue), or --hbm-bytes N, its memory as CUDA reports it"
+        )
+    if options.gpu == CPU and options.hbm_bytes is not None:
+        raise OperatorError("--gpu CPU has no --hbm-bytes; say --kv-cache-memory-bytes N")
+    rows = 1
+    for values in options.swept.values():
+        rows *= len(values)
+    if rows > MAX_ROWS:
+        raise OperatorError(f"{rows} combinations of flags; at most {MAX_ROWS} are planned at once")
+
+
+def _sized(flags: Mapping[str, Any]) -> bool:
+    return "kv_cache_memory_bytes" in flags or "num_gpu_blocks_override" in flags
+
+
+def _plan(options: PlanOptions, source: ModelSource, environment: Mapping[str, str], home: Path) -> ModelPlan:
+    located = find_model(source.name, environment, home)
+    if isinstance(located, SourceFailure):
+        if located.source == HUB:
+            raise ModelUnavailableError(located.detail)
+        raise OperatorError(located.detail)
+    files = located.files
+    if source.index is not None:
+        total, tensors = _read_index(source.index)
+        files = replace(files, weights_bytes=total, tensors=tensors)
+    requests = tuple(_requests(_with_draft(options, environment, home), source, files))
+    return plan_model(_shown_name(source.name), located.where, requests, by_sum=options.by_sum)
+
+
+def _with_draft(options: PlanOptions, environment: Mapping[str, str], home: Path) -> PlanOptions:
+    """With the config.json of the draft model that `--speculative-config` names."""
+    draft = options.flags.get("speculative_config") or {}
+    name = draft.get("model")
+    if not isinstance(name, str) or draft.get("method") not in WITH_MODEL or DRAFT_CONFIG in draft:
+        return options
+    located = find_model(name, environment, home)
+    if isinstance(located, SourceFailure):
+        raise OperatorError(f"--speculative-config: the draft model: {located.detail}")
+    draft = {**draft, DRAFT_CONFIG: located.files.config}
+    return replace(options, flags={**options.flags, "speculative_config": draft})
+
+
+def _shown_name(name: str) -> str:
+    """A path by its last part, which tells models apart well enough in a table; a hub name as it is."""
+    path = Path(name)
+    return path.resolve().name if path.exists() else name
+
+
+def _read_index(path: Path) -> tuple[int, TensorInventory | None]:
+    """The size of the weights, and the names of the tensors."""
+    index = read_json(path, MAX_INDEX_BYTES)
+    if isinstance(index, SourceFailure):
+        raise OperatorError(f"--index: {index.detail}")
+    total = total_size(index)
+    if total is None:
+        raise OperatorError(
+            f"--index: {path}: it has no metadata.total_size; say --weights-bytes N, the sum of the sizes of the "
+            "*.safetensors files"
+        )
+    return total, named_tensors(index)
+
+
+def _requests(options: PlanOptions, source: ModelSource, files: ModelFiles) -> Iterator[PlanRequest]:
+    names = tuple(options.swept)
+    for values in product(*options.swept.values()):
+        yield PlanRequest(
+            model_files=files,
+            operator=OperatorFacts(
+                flags={**options.flags, **dict(zip(names, values, strict=True))},
+                gpu=options.gpu,
+                hbm_bytes=options.hbm_bytes,
+                weights_bytes=source.weights_bytes,
+                overhead_bytes=options.overhead_bytes,
+            ),
+            version=options.version,
+            session_tokens=options.session_tokens,
+            gpus=options.gpus,
+            marketed_bytes=options.marketed_bytes,
+        )

@@ -1,0 +1,264 @@
+"""A model's files from a hub over HTTP: config.json and the weights' index. The only file that imports requests.
+
+The token goes to the endpoint alone: a redirect to another origin is followed without it. Every file has a size
+limit and a deadline, and nothing is written to disk.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+import requests
+
+from kvheadroom import __version__
+from kvheadroom.capacity.facts import ModelFiles, TensorInventory
+from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
+from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
+from kvheadroom.sources.safetensors import named_tensors
+from kvheadroom.sources.safetensors_header import LENGTH_BYTES, BadHeaderError, header_length, parse_header
+from kvheadroom.sources.weight_files import INDEX_NAME, total_size
+
+FILE_SECONDS = 60.0
+SILENCE_SECONDS = 10.0
+MAX_REDIRECTS = 5
+CHUNK_BYTES = 1 << 16
+SINGLE_NAME = "model.safetensors"
+HEADER_GUESS_BYTES = 1 << 20
+"""Enough for the header of most single files."""
+
+T = TypeVar("T")
+
+
+def fetch_model_files(
+    environment: HubEnvironment, model: HubName, *, timeout_seconds: float = FILE_SECONDS
+) -> ModelFiles | SourceFailure:
+    """config.json, and the size of the weights by the safetensors index or the header of a single file; blocking.
+
+    Args:
+        timeout_seconds: for each file, from the first byte out to the last byte in.
+    """
+    hub = _Hub(environment, model, timeout_seconds)
+    config = hub.fetch_json(CONFIG_NAME, MAX_CONFIG_BYTES)
+    if isinstance(config, SourceFailure):
+        return config
+    index = hub.fetch_json(INDEX_NAME, MAX_INDEX_BYTES)
+    if not isinstance(index, SourceFailure):
+        weights, tensors = total_size(index), named_tensors(index)
+        unknown = f"{INDEX_NAME} has no metadata.total_size"
+    elif index.reason is FailureReason.NOT_FOUND:
+        single = hub.fetch_tensors(SINGLE_NAME)
+        if isinstance(single, SourceFailure) and single.reason is not FailureReason.NOT_FOUND:
+            return single
+        tensors = None if isinstance(single, SourceFailure) else single
+        weights = None if tensors is None else tensors.total_bytes
+        unknown = f"it has neither {INDEX_NAME} nor {SINGLE_NAME}"
+    else:
+        return index
+    return ModelFiles(
+        folder=f"{model.name}@{model.revision}",
+        config=config,
+        weights_bytes=weights,
+        weights_unknown="" if weights is not None else unknown,
+        tensors=tensors,
+    )
+
+
+class _Hub:
+    """One model on one endpoint."""
+
+    def __init__(self, environment: HubEnvironment, model: HubName, timeout_seconds: float) -> None:
+        self._environment = environment
+        self._model = model
+        self._timeout_seconds = timeout_seconds
+
+    def fetch_json(self, file: str, max_bytes: int) -> dict[str, Any] | SourceFailure:
+        """One file of the model that holds a JSON object."""
+        content = self._fetch(file, max_bytes)
+        if isinstance(content, SourceFailure):
+            return content
+        try:
+            parsed = json.loads(content)
+        except (ValueError, RecursionError):
+            return self._failed(file, FailureReason.BAD_ANSWER, "it is no JSON")
+        if not isinstance(parsed, dict):
+            return self._failed(file, FailureReason.BAD_ANSWER, "it holds no JSON object")
+        return parsed
+
+    def fetch_tensors(self, file: str) -> TensorInventory | SourceFailure:
+        """The tensors of one safetensors file, of which only the header is asked for."""
+        start = self._fetch(file, HEADER_GUESS_BYTES, beginning=True)
+        if isinstance(start, SourceFailure):
+            return start
+        try:
+            length = header_length(start)
+            if LENGTH_BYTES + length > len(start):
+                longer = self._fetch(file, LENGTH_BYTES + length, beginning=True)
+                if isinstance(longer, SourceFailure):
+                    return longer
+                start = longer
+            tensors = parse_header(start[LENGTH_BYTES : LENGTH_BYTES + length], None)
+        except BadHeaderError as reason:
+            return self._failed(file, FailureReason.BAD_ANSWER, str(reason))
+        return TensorInventory(sizes={tensor.name: tensor.size_bytes for tensor in tensors})
+
+    def _fetch(self, file: str, max_bytes: int, *, beginning: bool = False) -> bytes | SourceFailure:
+        """One file.
+
+        Args:
+            beginning: no more than its first max_bytes; else a longer file is a failure.
+        """
+        answer = _within(self._timeout_seconds, lambda: self._get(file, max_bytes, beginning=beginning))
+        if answer is None:
+            seconds = f"no full answer within {self._timeout_seconds:g} s"
+            return self._failed(file, FailureReason.TIMEOUT, f"{seconds}; {_OFFLINE_WAY}")
+        return answer
+
+    def _get(self, file: str, max_bytes: int, *, beginning: bool) -> bytes | SourceFailure:
+        name, revision = self._model.name, self._model.revision
+        url = f"{self._environment.endpoint}/{name}/resolve/{revision}/{file}"
+        try:
+            with requests.Session() as session:
+                return self._follow(session, url, file, max_bytes, beginning=beginning)
+        except requests.exceptions.SSLError as error:
+            detail = f"the certificate of {urlsplit(url).hostname} is not trusted ({_innermost(error)}); if it is of a CA "
+            return self._failed(
+                file, FailureReason.TLS, detail + "of your own, set REQUESTS_CA_BUNDLE=/path/ca.pem"
+            )
+        except requests.exceptions.ProxyError as error:
+            detail = (
+                f"the proxy of HTTPS_PROXY or HTTP_PROXY cannot be used ({_innermost(error)}); {_OFFLINE_WAY}"
+            )
+            return self._failed(file, FailureReason.UNREACHABLE, detail)
+        except (
+            requests.exceptions.InvalidSchema,
+            requests.exceptions.InvalidURL,
+            requests.exceptions.MissingSchema,
+        ):
+            detail = f"{url[:200]!r} is no address; HF_ENDPOINT must be one such as {DEFAULT_ENDPOINT}"
+            return self._failed(file, FailureReason.BAD_ANSWER, detail)
+        except requests.exceptions.Timeout:
+            detail = f"{urlsplit(url).hostname} was silent for {SILENCE_SECONDS:g} s; {_OFFLINE_WAY}"
+            return self._failed(file, FailureReason.TIMEOUT, detail)
+        except requests.exceptions.ConnectionError as error:
+            detail = f"{urlsplit(url).hostname} cannot be reached ({_innermost(error)}); {_OFFLINE_WAY}"
+            return self._failed(file, FailureReason.UNREACHABLE, detail)
+        except (requests.exceptions.RequestException, ValueError, OSError) as error:
+            return self._failed(file, FailureReason.BAD_ANSWER, f"{_innermost(error)}; {_OFFLINE_WAY}")
+
+    def _follow(
+        self, session: requests.Session, url: str, file: str, max_bytes: int, *, beginning: bool
+    ) -> bytes | SourceFailure:
+        for _ in range(MAX_REDIRECTS + 1):
+            headers = {"User-Agent": f"kvheadroom/{__version__}", "Accept-Encoding": "identity"}
+            if self._environment.token and _origin(url) == _origin(self._environment.endpoint):
+                headers["Authorization"] = f"Bearer {self._environment.token}"
+            if beginning:
+                headers["Range"] = f"bytes=0-{max_bytes - 1}"
+            with session.get(
+                url,
+                headers=headers,
+                # Else a .netrc would put a password of its own in the token's place.
+                auth=_unchanged,
+                stream=True,
+                allow_redirects=False,
+                timeout=SILENCE_SECONDS,
+            ) as response:
+                if response.is_redirect:
+                    url = urljoin(url, response.headers["Location"])
+                    continue
+                if response.status_code not in (200, 206 if beginning else 200):
+                    return self._refused(file, response)
+                content = bytearray()
+                for chunk in response.iter_content(CHUNK_BYTES):
+                    content += chunk
+                    if len(content) >= max_bytes and beginning:
+                        return bytes(content[:max_bytes])
+                    if len(content) > max_bytes:
+                        limit = f"it is larger than {max_bytes // 1024**2} MiB"
+                        return self._failed(file, FailureReason.TOO_LARGE, limit)
+                return bytes(content)
+        return self._failed(file, FailureReason.BAD_ANSWER, f"more than {MAX_REDIRECTS} redirects")
+
+    def _refused(self, file: str, response: requests.Response) -> SourceFailure:
+        """A status other than 200, told apart by the code that the hub sends with it."""
+        code, status = response.headers.get("X-Error-Code", ""), response.status_code
+        page = f"{self._environment.endpoint}/{self._model.name}"
+        has_token = self._environment.token is not None
+        if code == "GatedRepo" or status == 403:
+            way = (
+                "the account of your token has no access to it"
+                if has_token
+                else "then give a token (HF_TOKEN, or `hf auth login`)"
+            )
+            return self._failed(
+                file, FailureReason.HTTP_STATUS, f"it is gated; accept its terms at {page}; {way}"
+            )
+        if code == "EntryNotFound":
+            return self._failed(
+                file, FailureReason.NOT_FOUND, "the model is there, but has no such file; is it GGUF only?"
+            )
+        if code == "RevisionNotFound":
+            return self._failed(
+                file, FailureReason.HTTP_STATUS, f"it has no revision {self._model.revision!r}"
+            )
+        if status in (401, 404):
+            # The hub does not tell a model that is not there from one that the asker may not see.
+            way = (
+                "your token may not see it"
+                if has_token
+                else "if it is private, give a token (HF_TOKEN, or `hf auth login`)"
+            )
+            reason = FailureReason.NOT_FOUND if status == 404 else FailureReason.HTTP_STATUS
+            return self._failed(file, reason, f"there is no such model or file; check the name; or {way}")
+        if status == 429:
+            way = "wait" if has_token else "wait, or give a token (HF_TOKEN)"
+            return self._failed(
+                file, FailureReason.UNAVAILABLE, f"the hub has had too many requests from here; {way}"
+            )
+        return self._failed(
+            file, FailureReason.HTTP_STATUS, f"the hub answered with status {status}; {_OFFLINE_WAY}"
+        )
+
+    def _failed(self, file: str, reason: FailureReason, detail: str) -> SourceFailure:
+        return SourceFailure(SOURCE, reason, f"{self._model.name} ({file}): {detail}")
+
+
+_OFFLINE_WAY = "without it, give a folder that holds config.json and model.safetensors.index.json"
+
+
+def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
+
+
+def _innermost(error: BaseException) -> str:
+    """What really happened, without the addresses of objects around it."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T | None:
+    """The work's value, None when it takes longer: names that never resolve and trickling bytes have no deadline."""
+    answers: list[T] = []
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        except BaseException as fault:  # noqa: BLE001  it is raised again below
+            faults.append(fault)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if faults:
+        raise faults[0]
+    return answers[0] if answers else None

@@ -1,0 +1,75 @@
+"""MODEL of the command line -> its files: a folder, a config.json, an entry of the hub's cache, or the hub itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvheadroom.capacity.facts import ModelFiles
+from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.sources.hub_environment import SOURCE as HUB
+from kvheadroom.sources.hub_environment import (
+    HubEnvironment,
+    HubName,
+    cached_folder,
+    parse_hub_name,
+    read_hub_environment,
+)
+from kvheadroom.sources.model_files import MAX_CONFIG_BYTES, SOURCE, read_json, read_model_files
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedModel:
+    """A model's files and where they were found, in words."""
+
+    files: ModelFiles
+    where: str
+
+
+def find_model(text: str, environment: Mapping[str, str], home: Path) -> LocatedModel | SourceFailure:
+    """The files of MODEL; blocking. A path that exists is a path, whatever else it could be."""
+    path = Path(text).expanduser()
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, ValueError):
+        is_file = is_folder = False
+    if is_folder and text:
+        return _in_folder(path, f"the folder {path}")
+    if is_file and path.suffix == ".json":
+        config = read_json(path, MAX_CONFIG_BYTES)
+        if isinstance(config, SourceFailure):
+            return config
+        return LocatedModel(ModelFiles(folder=str(path), config=config), f"the file {path}")
+    name = None if is_file or text.startswith((".", "/", "~")) else parse_hub_name(text)
+    if name is None:
+        detail = f"{text[:200]!r}: it is no folder here, no config.json, and no name on the hub (organisation/name)"
+        return SourceFailure(SOURCE, FailureReason.NOT_FOUND, detail)
+    return _on_hub(name, read_hub_environment(environment, home))
+
+
+def _on_hub(name: HubName, hub: HubEnvironment) -> LocatedModel | SourceFailure:
+    snapshot = cached_folder(hub.cache, name)
+    cached: LocatedModel | SourceFailure | None = None
+    if snapshot is not None:
+        cached = _in_folder(snapshot, f"the hub's cache, commit {snapshot.name[:12]}")
+        if isinstance(cached, LocatedModel) and cached.files.weights_bytes is not None:
+            return cached
+    if hub.offline:
+        if isinstance(cached, LocatedModel):
+            return cached
+        detail = (
+            f"{name.name}: it is not in the hub's cache ({hub.cache}), and HF_HUB_OFFLINE forbids to ask the hub; give a "
+            "folder that holds config.json and model.safetensors.index.json"
+        )
+        return SourceFailure(HUB, FailureReason.NOT_FOUND, detail)
+    # A hub name alone needs the network and its library.
+    from kvheadroom.sources.model_hub import fetch_model_files
+
+    files = fetch_model_files(hub, name)
+    if isinstance(files, SourceFailure):
+        return cached if isinstance(cached, LocatedModel) else files
+    return LocatedModel(files, f"{hub.endpoint}, revision {name.revision}")
+
+
+def _in_folder(folder: Path, where: str) -> LocatedModel | SourceFailure:
+    files = read_model_files(str(folder))
+    return files if isinstance(files, SourceFailure) else LocatedModel(files, where)

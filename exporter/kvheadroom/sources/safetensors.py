@@ -1,0 +1,95 @@
+"""The headers of a checkpoint's safetensors files -> its tensors and their sizes. No tensor is read.
+
+Nothing of a header is believed that the file's own size contradicts.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from kvheadroom.capacity.facts import TensorInventory
+from kvheadroom.sources.safetensors_header import BadHeaderError, read_header
+from kvheadroom.sources.weight_files import consolidated
+
+MAX_FILES = 5_000
+
+
+class _BadFileError(Exception):
+    pass
+
+
+def read_tensors(folder: Path, index: Mapping[str, Any] | None) -> TensorInventory | None:
+    """The tensors of a folder; None where there is no file of tensors.
+
+    Args:
+        index: model.safetensors.index.json, where there is one. Without the files that it names (the weights may lie
+            on another machine) its names are all that is known.
+    """
+    found, listed = _found(folder), _listed(index)
+    copies = consolidated(found)
+    if copies:
+        listed = {}
+    names = copies or (sorted(set(listed.values())) if listed else found)
+    present = [name for name in names[:MAX_FILES] if (folder / name).is_file()]
+    if not present:
+        return named_tensors(index)
+    try:
+        return TensorInventory(sizes=_sizes(folder, names, present, listed))
+    except _BadFileError as problem:
+        return TensorInventory(problem=str(problem))
+
+
+def named_tensors(index: Mapping[str, Any] | None) -> TensorInventory | None:
+    """The tensors that an index names, without their sizes; None where it names none."""
+    listed = _listed(index)
+    return TensorInventory(sizes=dict.fromkeys(listed)) if listed else None
+
+
+def _sizes(
+    folder: Path, names: list[str], present: list[str], listed: Mapping[str, str]
+) -> dict[str, int | None]:
+    if len(names) > MAX_FILES:
+        raise _BadFileError(f"{folder}: {len(names)} files of tensors are more than any checkpoint has")
+    if missing := sorted(set(names) - set(present)):
+        raise _BadFileError(f"{folder / missing[0]}: the index names it, and there is no such file")
+    sizes: dict[str, int | None] = {}
+    for name in present:
+        for tensor, size in _read_header(folder / name).items():
+            if tensor in sizes:
+                raise _BadFileError(f"{folder / name}: {tensor[:200]} is in another file as well")
+            sizes[tensor] = size
+    if absent := sorted(set(listed) - set(sizes)):
+        raise _BadFileError(f"{folder}: the index names {absent[0][:200]}, and no file holds it")
+    return sizes
+
+
+def _listed(index: Mapping[str, Any] | None) -> dict[str, str]:
+    """Tensor -> file, as far as the index tells it; a name that leads out of the folder does not count."""
+    where = index.get("weight_map") if index else None
+    if not isinstance(where, dict):
+        return {}
+    return {
+        tensor: file
+        for tensor, file in where.items()
+        if isinstance(file, str)
+        and "\0" not in file
+        and file not in ("", "..")
+        and PurePath(file).name == file
+    }
+
+
+def _found(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors")
+    except OSError:
+        return []
+
+
+def _read_header(path: Path) -> dict[str, int]:
+    """Bytes of each tensor of one file."""
+    try:
+        return {tensor.name: tensor.size_bytes for tensor in read_header(path)}
+    except BadHeaderError as reason:
+        raise _BadFileError(f"{path}: {reason}") from None
+    except OSError as error:
+        raise _BadFileError(f"{path}: it cannot be read ({error.strerror})") from None

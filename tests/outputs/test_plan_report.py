@@ -1,0 +1,69 @@
+"""The planner's text and JSON for models of every kind."""
+
+import json
+import random
+from typing import Any
+
+from kvheadroom.capacity.cases import needs_remote_code
+from kvheadroom.capacity.deployment import Outcome, PlanRequest
+from kvheadroom.capacity.facts import AUTO_LENGTH, ModelFiles, OperatorFacts
+from kvheadroom.capacity.gpu_catalogue import catalogue_name
+from kvheadroom.capacity.model_plan import ModelPlan, plan_model
+from kvheadroom.outputs.plan_json import plan_json
+from kvheadroom.outputs.plan_report import plan_report
+from tests.capacity.article_models import request as article_request
+from tests.capacity.truth import ROWS, is_refused
+from tests.conftest import Golden
+
+SAMPLE = 60
+
+
+def planned(row: dict[str, Any], chance: random.Random, *, by_sum: bool) -> ModelPlan:
+    flags = {name: value for name, value in row["flags"].items() if value is not None}
+    if flags.get("max_model_len") == "auto":
+        flags["max_model_len"] = AUTO_LENGTH
+    if chance.random() < 0.4:
+        flags["kv_cache_memory_bytes"] = chance.randrange(1, 10**11)
+    request = PlanRequest(
+        model_files=ModelFiles(folder="", config=row["config"]),
+        operator=OperatorFacts(
+            flags=flags,
+            gpu=None if row["gpu"] is None else catalogue_name(row["gpu"]),
+            weights_bytes=chance.choice([None, chance.randrange(1, 10**12)]),
+        ),
+        version=row["vllm_version"],
+        gpus=chance.choice([None, 1, 56]),
+        session_tokens=chance.choice([(), (1,), (8192, 10**6)]),
+    )
+    return plan_model("a-model", "a folder", (request,), by_sum=by_sum)
+
+
+def test_every_kind_of_model_is_told_within_100_columns_and_as_json(seeded: random.Random) -> None:
+    for row in seeded.sample(ROWS, SAMPLE):
+        for by_sum in (False, True):
+            model = planned(row, seeded, by_sum=by_sum)
+            lines = list(plan_report([model], by_sum=by_sum, explain=True))
+            assert max(map(len, lines)) <= 100, row["id"]
+            assert lines[0].startswith("TP "), row["id"]
+            document = json.loads(plan_json([model], by_sum=by_sum))
+            (told,) = document["models"][0]["plans"]
+            assert told["outcome"] == str(model.rows[0].plan.outcome)
+            if needs_remote_code(row["config"]):
+                assert any("careful: its configuration is" in line for line in lines)
+            elif is_refused(row):
+                assert model.rows[0].plan.outcome in (Outcome.REFUSED, Outcome.NO_ROOM, Outcome.UNKNOWN), row[
+                    "id"
+                ]
+
+
+def test_the_articles_comparison_reads_as_it_is_meant_to(golden: Golden) -> None:
+    models = [
+        plan_model(
+            f"glm-5.3-{name}",
+            "a folder",
+            tuple(article_request(name, tensor_parallel_size=tp) for tp in (4, 8)),
+            by_sum=True,
+        )
+        for name in ("nvfp4", "fp8")
+    ]
+    golden.check("plan_article.txt", "\n".join(plan_report(models, by_sum=True, explain=False)) + "\n")

@@ -1,0 +1,334 @@
+"""`kvheadroom plan MODEL`: the command as a planner types it, its text, its JSON, its exit codes."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvheadroom.argument_readers import whole_number
+from tests.capacity.article_models import CONFIGS, WEIGHTS_BYTES
+from tests.capacity.facts_builder import TINY_LLAMA
+from tests.daemon import COMMAND
+from tests.doubles.http_server import http_server, text_answer
+from tests.sources.safetensors_files import write_file
+from tests.test_plan import imported_by
+
+NVFP4 = [str(CONFIGS["nvfp4"]), "--weights-bytes", str(WEIGHTS_BYTES["nvfp4"]), "--gpu", "B200"]
+FP8 = [str(CONFIGS["fp8"]), "--weights-bytes", str(WEIGHTS_BYTES["fp8"]), "--gpu", "B200"]
+ARTICLE = ["--assumptions", "article", "--gpus", "56", "--session-tokens", "256K"]
+
+
+def plan(*arguments: str, environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, "plan", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", **(environment or {})},
+    )
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    run = plan(*arguments, "--json")
+    assert run.stderr == ""
+    answer = json.loads(run.stdout)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def tiny(folder: Path, total: int | None = 1 << 20) -> Path:
+    (folder / "config.json").write_text(json.dumps(TINY_LLAMA))
+    if total is not None:
+        index = {"metadata": {"total_size": total}, "weight_map": {}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_the_first_lines_answer_how_many_sessions_fit_and_whether_it_starts() -> None:
+    run = plan(*NVFP4, "--tp", "4,8", *ARTICLE)
+    assert (run.returncode, run.stderr) == (1, "")
+    answers = " ".join(run.stdout.split("\n\n")[0].split())
+    assert answers == (
+        "TP 4 on 4 x B200: 3.00 sessions of 262,144 tokens by the sum on paper; it does NOT start at max_model_len "
+        "1,048,576. TP 8 on 8 x B200: 7.64 sessions of 262,144 tokens by the sum on paper; it starts at max_model_len "
+        "1,048,576."
+    )
+
+
+def test_the_articles_table_is_printed_digit_for_digit() -> None:
+    rows = plan(*NVFP4, "--tp", "4,8", *ARTICLE).stdout.splitlines()
+    assert "  TP 4      116.03  37.57   47,700    787,653      3.00    14 x 4  11.03M      no" in rows
+    assert "  TP 8       58.01  95.59   47,700  2,003,889      7.64     7 x 8  14.03M     yes" in rows
+    assert "  one session of 262,144 tokens takes 12.50 GB of each GPU" in rows
+    rows = plan(*FP8, "--tp", "4,8", *ARTICLE).stdout.splitlines()
+    assert any("TP 4      188.90" in row and row.endswith("no room") for row in rows)
+    assert (
+        rows[0] == "TP 4 on 4 x B200: does not fit; the weights alone exceed the budget by 23.30 GB per GPU."
+    )
+    assert "  TP 8       94.45  59.15   47,700  1,239,997      4.73     7 x 8  8.68M      yes" in rows
+
+
+def test_no_line_is_longer_than_100_columns() -> None:
+    for arguments in (
+        [*NVFP4, "--tp", "4,8", "--explain", "--gpus", "56"],
+        [*NVFP4, "--tp", "8", "--pp", "1,2", "--dcp", "1,8", *ARTICLE],
+        [*NVFP4, "--tp", "4,8", *ARTICLE, "--compare", FP8[0], "--compare-weights-bytes", FP8[2]],
+    ):
+        assert max(map(len, plan(*arguments).stdout.splitlines())) <= 100
+
+
+def test_json_holds_the_article_beside_vllm_with_every_step_between() -> None:
+    answer = document(*NVFP4, "-tp", "8", *ARTICLE)
+    (row,) = answer["models"][0]["plans"]
+    assert answer["assumptions"] == "article"
+    assert row["article"]["tokens"] == 2_003_889
+    assert row["article"]["bytes_per_token"] == 47_700
+    assert row["article"]["fleet_tokens"] == 14_027_223
+    assert row["article"]["boots"] is True
+    assert row["bridge"][0]["tokens"] == 2_003_889
+    assert row["bridge"][-2]["tokens"] == row["kv_cache_size_tokens"]
+    assert sum(step["change_tokens"] for step in row["bridge"]) == row["bridge"][-1]["tokens"] - 2_003_889
+    assert row["boots"] is True
+    assert row["outcome"] == "starts"
+    assert {figure["name"] for figure in row["figures"]} >= {
+        "num_blocks",
+        "bytes_per_block",
+        "kv_cache_memory",
+    }
+    others = {other["changes"]: other["tokens"] for other in answer["models"][0]["alternatives"]}
+    assert others["-tp 4 -pp 2"] == 3_974_720
+    assert answer["models"][0]["alternatives_to"]["kv_cache_size_tokens"] == 2_003_840
+
+
+def test_json_stands_alone_on_standard_output_and_absent_is_null() -> None:
+    run = plan(*NVFP4, "-tp", "3", "--json")
+    assert (run.returncode, run.stderr) == (1, "")
+    (row,) = json.loads(run.stdout)["models"][0]["plans"]
+    assert row["outcome"] == "refused"
+    assert "64 attention heads are not divisible by tensor_parallel_size=3" in row["reason"]
+    assert row["num_blocks"] is None
+    assert row["article"] == {"reason": row["reason"]}
+
+
+def test_explain_names_every_figure_with_its_source() -> None:
+    text = plan(*NVFP4, "--tp", "8", "--explain").stdout
+    for name in ("gpu_memory_total", "kv_cache_memory", "bytes_per_block", "num_blocks", "max_concurrency"):
+        assert f"\n  {name} " in text
+    assert "v1/worker/gpu_worker.py" in text
+    assert "191,514,017,792 B = 191.514 GB = 178.361 GiB" in text
+
+
+def test_comparing_two_checkpoints_tells_both_of_the_articles_figures() -> None:
+    run = plan(*NVFP4, "--tp", "4,8", *ARTICLE, "--compare", FP8[0], "--compare-weights-bytes", FP8[2])
+    assert "weights 464.12 GB, 38.6% smaller than" in run.stdout
+    assert "11,027,142  14 replicas  +27.0% on the line above" in run.stdout
+    assert "14,027,223   7 replicas  +27.2% on the line above" in run.stdout
+
+
+def test_flags_may_be_spelt_in_every_way_that_vllm_takes() -> None:
+    (plain,) = document(*NVFP4, "--tensor-parallel-size", "8", "--max-model-len", "262144")["models"][0][
+        "plans"
+    ]
+    for spelling in (
+        ["-tp", "8", "--max-model-len", "256K"],
+        ["--tp=8", "--max_model_len=256K"],
+        ["-tp=8", "--max-model", "262.144k"],
+        ["--tensor_parallel_size", "8", "--max-model-len", "262144"],
+    ):
+        (row,) = document(*NVFP4, *spelling)["models"][0]["plans"]
+        assert row == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("32768", 32_768), ("32k", 32_000), ("32K", 32_768), ("25.6k", 25_600), ("1M", 1 << 20), ("1m", 10**6), ("2g", 2 * 10**9), ("1T", 1 << 40), (" 5 ", 5)],
+)  # fmt: skip
+def test_numbers_are_read_as_vllm_reads_them(text: str, value: int) -> None:
+    assert whole_number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "say either MODEL or --cases FILE"),
+        ([*NVFP4, "--cases", "x"], "say either MODEL or --cases FILE"),
+        (["/no/such/model", "--gpu", "B200"], "no folder here"),
+        ([NVFP4[0]], "say the GPU"),
+        ([NVFP4[0], "--gpu", "B2000"], "--hbm-bytes N"),
+        ([NVFP4[0], "--gpu", "CPU", "--hbm-bytes", "1G"], "--gpu CPU has no --hbm-bytes"),
+        ([*NVFP4, "--max-model-len", "1.5K"], "takes no decimals; 1.5k"),
+        ([*NVFP4, "--tp", "0"], "above 0"),
+        ([*NVFP4, "--tp", "4,x"], "no whole number"),
+        ([*NVFP4, "--kv-cache-dtype", "fp8,"], "a word is needed"),
+        ([*NVFP4, "--gpu-memory-utilization", "92"], "above 0 and at most 1"),
+        ([*NVFP4, "--gpu-memory-utilization", "nan"], "above 0 and at most 1"),
+        ([*NVFP4, "--overhead-gb", "-1"], "number of GB"),
+        ([*NVFP4, "--mtp", "1", "--speculative-config", "{}"], "leave one of them out"),
+        ([*NVFP4, "--speculative-config", "mtp"], "no JSON object"),
+        ([*NVFP4, "--index", "x"], "not allowed with"),
+        ([*NVFP4, "--compare-weights-bytes", "5"], "--compare OTHER, which is missing"),
+        ([*NVFP4, "--tp", ",".join(map(str, range(1, 70)))], "at most 64"),
+    ],
+)
+def test_a_wrong_option_ends_with_2_and_the_way_out(arguments: list[str], words: str) -> None:
+    run = plan(*arguments)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert words in " ".join(run.stderr.split()), run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_an_index_file_gives_the_size_of_the_weights(tmp_path: Path) -> None:
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": WEIGHTS_BYTES["nvfp4"]}}))
+    (row,) = document(NVFP4[0], "--index", str(index), "--gpu", "B200", "--tp", "8", *ARTICLE)["models"][0][
+        "plans"
+    ]
+    assert row["article"]["tokens"] == 2_003_889
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{}", "no metadata.total_size; say --weights-bytes"),
+        ("[]", "no JSON object"),
+        ("nothing", "no JSON"),
+        (None, "no such file"),
+    ],
+)
+def test_an_index_that_tells_nothing_ends_with_2(tmp_path: Path, content: str | None, words: str) -> None:
+    index = tmp_path / "index.json"
+    if content is not None:
+        index.write_text(content)
+    run = plan(NVFP4[0], "--index", str(index), "--gpu", "B200")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert words in run.stderr
+
+
+def test_a_folder_of_a_small_model_is_planned_with_its_own_index(tmp_path: Path) -> None:
+    answer = document(str(tiny(tmp_path)), "--gpu", "H100", "--session-tokens", "1k,2k")
+    (row,) = answer["models"][0]["plans"]
+    assert answer["models"][0]["weights_bytes"] == 1 << 20
+    # Blocks of 16 tokens: 1,000 tokens take 63 and 2,000 take 125.
+    assert [fit["blocks"] for fit in row["sessions"]] == [63, 125]
+    # 1,024 B per token: 63 x 16 x 1,024 B for 1,000 tokens.
+    text = plan(str(tmp_path), "--gpu", "H100", "--session-tokens", "1k,2k").stdout
+    assert "TP 1   1,000      63  0.00       1.0" in text
+
+
+def test_a_folder_without_weights_says_what_to_give_and_ends_with_1(tmp_path: Path) -> None:
+    run = plan(str(tiny(tmp_path, None)), "--gpu", "H100")
+    assert run.returncode == 1
+    told = " ".join(run.stdout.split())
+    assert "cannot be told:" in told
+    assert "holds neither weights nor model.safetensors.index.json, and " in told
+    assert "; give --weights-bytes N or --index FILE." in told
+
+
+def test_a_folder_with_safetensors_files_needs_no_index(tmp_path: Path) -> None:
+    size = write_file(tiny(tmp_path, None) / "model.safetensors", {"a": (1000,)})
+    answer = document(str(tmp_path), "--gpu", "H100")
+    assert answer["models"][0]["weights_bytes"] == size
+
+
+def test_what_does_not_fit_together_in_a_folder_is_told(tmp_path: Path) -> None:
+    write_file(tiny(tmp_path) / "model.safetensors", {"a": (1000,)})
+    write_file(tmp_path / "consolidated.safetensors", {"a": (1000,)})
+    run = plan(str(tmp_path), "--gpu", "H100")
+    assert "careful: vLLM loads consolidated.safetensors here" in run.stdout
+
+
+def test_a_card_that_is_not_in_the_catalogue_is_planned_by_its_bytes(tmp_path: Path) -> None:
+    run = plan(str(tiny(tmp_path)), "--hbm-bytes", "48G", "--json")
+    assert run.returncode == 0
+    (row,) = json.loads(run.stdout)["models"][0]["plans"]
+    assert row["figures"][0] == {
+        "name": "gpu_memory_total",
+        "value": 48 << 30,
+        "unit": "B",
+        "how": "of one GPU, as CUDA reports it",
+        "source": "your config",
+    }
+
+
+def test_the_gb_on_the_box_can_be_said() -> None:
+    arguments = [NVFP4[0], *NVFP4[1:3], "--gpu", "GB200", "--tp", "8"]
+    (row,) = document(*arguments)["models"][0]["plans"]
+    assert "--marketed-gb" in row["article"]["reason"]
+    (row,) = document(*arguments, "--marketed-gb", "180")["models"][0]["plans"]
+    assert row["article"]["tokens"] == 2_003_889
+
+
+def test_a_replica_that_is_larger_than_the_fleet_is_told_and_ends_with_1() -> None:
+    run = plan(*NVFP4, "--tp", "8", "--gpus", "4")
+    assert run.returncode == 1
+    assert "TP 8 on 8 x B200 (there are 4)" in run.stdout
+    assert "a replica needs 8 GPUs, and there are 4" in run.stdout
+
+
+def test_a_pool_of_a_given_size_needs_neither_gpu_nor_weights(tmp_path: Path) -> None:
+    run = plan(str(tiny(tmp_path, None)), "--kv-cache-memory-bytes", "1G", "--max-model-len", "2k")
+    assert run.returncode == 0, run.stdout
+    assert "vLLM starts at max_model_len 2,000" in run.stdout
+    run = plan(str(tmp_path), "--gpu", "CPU", "--kv-cache-memory-bytes", "1G", "--max-model-len", "2k")
+    assert run.returncode == 0, run.stdout
+
+
+def test_a_name_is_fetched_from_the_hub() -> None:
+    base = "/org/tiny/resolve/main/"
+    answers = {
+        base + "config.json": text_answer(json.dumps(TINY_LLAMA)),
+        base + "model.safetensors.index.json": text_answer('{"metadata": {"total_size": 1048576}}'),
+    }
+    with http_server(answers) as (endpoint, _):
+        run = plan("org/tiny", "--gpu", "H100", environment={"HF_ENDPOINT": endpoint, "HF_HOME": "/nowhere"})
+    assert run.returncode == 0, run.stderr
+    assert f"config from {endpoint}, revision main" in run.stdout
+
+
+def test_a_hub_that_gives_no_model_ends_with_1_and_never_shows_the_token() -> None:
+    with http_server({}) as (endpoint, seen):
+        run = plan(
+            "org/gone",
+            "--gpu",
+            "H100",
+            environment={"HF_ENDPOINT": endpoint, "HF_HOME": "/nowhere", "HF_TOKEN": "hf_secret_word"},
+        )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "no such model" in run.stderr
+    assert "hf_secret_word" not in run.stderr
+    assert seen[0][1]["Authorization"] == "Bearer hf_secret_word"
+
+
+def test_a_model_of_this_machine_needs_none_of_the_daemons_libraries(tmp_path: Path) -> None:
+    code = "import sys; from kvheadroom.cli import main; main(sys.argv[1:])"
+    folder = tmp_path / "model"
+    folder.mkdir()
+    arguments = ["plan", str(tiny(folder)), "--gpu", "H100", "--json"]
+    assert imported_by(tmp_path, code, *arguments) == set()
+
+
+def test_an_architecture_that_is_not_known_is_told_and_ends_with_1(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["FooForCausalLM"]}')
+    run = plan(str(tmp_path), "--gpu", "H100", "--weights-bytes", "1g")
+    assert run.returncode == 1
+    answer = " ".join(run.stdout.split("\n\n")[0].split())
+    assert answer.startswith(
+        "TP 1 on 1 x H100: cannot be told: the KV-cache rules of FooForCausalLM are not known"
+    )
+    assert "give --" not in answer
+
+
+def test_every_example_of_the_help_can_be_parsed() -> None:
+    import shlex
+
+    from kvheadroom.cli import make_parser
+    from kvheadroom.plan_arguments import EXAMPLES
+
+    examples = [line.strip() for line in EXAMPLES.splitlines() if line.strip().startswith("kvheadroom ")]
+    assert len(examples) >= 4
+    for example in examples:
+        assert make_parser().parse_args(shlex.split(example)[1:]).model
