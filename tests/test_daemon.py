@@ -209,7 +209,7 @@ def test_a_certificate_of_an_unknown_ca_is_told_with_the_way_out_and_no_key_goes
             wait_for(lambda: serve.value("kvheadroom_source_failures_total", reason="tls"), "the TLS failure")
             page = serve.get("/").text
             assert "the certificate is not trusted" in page
-            assert "SSL_CERT_FILE=/path/to/ca.pem" in page
+            assert "tls: {ca_file: /path/to/ca.pem}" in page
             shown = page + serve.get("/metrics").text + serve.get("/api/v1/status").text
             assert secret not in shown + serve.output
         assert seen == []

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import aiohttp
-
 from kvheadroom.capacity.assessment import (
     FleetAssessment,
     ReloadStatus,
@@ -24,7 +22,7 @@ from kvheadroom.monitor.gpu_sampler import GpuSampler
 from kvheadroom.monitor.sampler import ReplicaSampler
 from kvheadroom.outputs.server import ListenAddress, start_server
 from kvheadroom.replica import Replica
-from kvheadroom.sources.http import open_session
+from kvheadroom.sources.http import Session, open_session
 from kvheadroom.sources.model_files import ModelFilesReader
 from kvheadroom.sources.nvml import NvmlSource
 from kvheadroom.sources.slow_files import SlowFiles
@@ -103,7 +101,7 @@ def _carried_over(before: ReplicaAssessment | None, fresh: ReplicaAssessment) ->
 class Watch:
     """The samplers of one config, kept running; reloading replaces only what changed."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: Session) -> None:
         self.board = Board(())
         self._session = session
         self._running: dict[str, _Running] = {}

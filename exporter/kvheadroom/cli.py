@@ -363,7 +363,8 @@ def _get(url: str) -> bytes:
 
     from kvheadroom.capacity.readings import SourceFailure
     from kvheadroom.config import validate_address
-    from kvheadroom.sources.http import Endpoint, fetch, open_session
+    from kvheadroom.sources.endpoint import Endpoint
+    from kvheadroom.sources.http import fetch, open_session
 
     endpoint = Endpoint(validate_address(url.rstrip("/").removesuffix("/metrics")))
 

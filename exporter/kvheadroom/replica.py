@@ -4,15 +4,14 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from kvheadroom.capacity.assessment import SourceStatus
 from kvheadroom.capacity.facts import EngineFacts, MissingFact, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ReplicaConfig
 from kvheadroom.monitor.sampler import ReplicaSources, Resolution
-from kvheadroom.sources.http import Endpoint
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import Session
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
 from kvheadroom.sources.model_files import ModelFilesReader
 from kvheadroom.sources.vllm_pages import VllmPages
@@ -30,12 +29,12 @@ class Replica:
         self,
         config: Config,
         replica: ReplicaConfig,
-        session: aiohttp.ClientSession,
+        session: Session,
         api_key: str | None = None,
         reader: ModelFilesReader | None = None,
     ) -> None:
         self._session = session
-        self._endpoint = Endpoint(replica.url, api_key)
+        self._endpoint = Endpoint(replica.url, api_key=api_key)
         self._timeout_seconds = min(config.scrape_interval, MAX_SCRAPE_SECONDS)
         self._pages = VllmPages(session, self._endpoint, timeout_seconds=self._timeout_seconds)
         self._model_folder = replica.model

@@ -6,16 +6,16 @@ import time
 from collections.abc import Awaitable, Callable
 from http.server import BaseHTTPRequestHandler
 
-import aiohttp
 import pytest
 
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure
-from kvheadroom.sources.http import Endpoint, fetch, open_session
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import Session, fetch, open_session
 from kvheadroom.sources.vllm_server import fetch_server_answers
 from tests.doubles.http_server import http_server, text_answer
 
 
-def with_session(work: Callable[[aiohttp.ClientSession], Awaitable[object]]) -> object:
+def with_session(work: Callable[[Session], Awaitable[object]]) -> object:
     async def run() -> object:
         async with open_session() as session:
             return await work(session)
@@ -111,19 +111,21 @@ def test_a_body_over_the_limit_is_dropped_while_it_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "word"),
+    ("status", "reason", "word"),
     [
-        (401, "something in front of the server asks"),
-        (404, "is this vLLM's address"),
-        (500, "status 500"),
-        (503, "scales"),
+        (401, FailureReason.UNAUTHORIZED, "something in front of the server asks"),
+        (403, FailureReason.UNAUTHORIZED, "set `basic_auth` or `bearer_token_file`"),
+        (404, FailureReason.HTTP_STATUS, "is this vLLM's address"),
+        (500, FailureReason.HTTP_STATUS, "status 500"),
+        (503, FailureReason.UNAVAILABLE, "scales"),
     ],
 )
-def test_a_status_other_than_200_is_told_with_its_meaning(status: int, word: str) -> None:
+def test_a_status_other_than_200_is_told_with_its_meaning(
+    status: int, reason: FailureReason, word: str
+) -> None:
     with http_server({"/metrics": text_answer("no", status=status)}) as (url, _):
         answer = failure(url)
-    unavailable = status == 503
-    assert answer.reason is (FailureReason.UNAVAILABLE if unavailable else FailureReason.HTTP_STATUS)
+    assert answer.reason is reason
     assert word in answer.detail
 
 
@@ -176,7 +178,9 @@ def test_a_redirect_to_another_host_is_never_followed_and_no_key_goes_there() ->
 
         with http_server({"/version": away, "/v1/models": away}) as (url, _):
             result = with_session(
-                lambda session: fetch_server_answers(session, Endpoint(url, "s3cret"), timeout_seconds=5)
+                lambda session: fetch_server_answers(
+                    session, Endpoint(url, api_key="s3cret"), timeout_seconds=5
+                )
             )
     assert isinstance(result, tuple)
     assert {f.reason for f in result[1].values()} == {FailureReason.HTTP_STATUS}
@@ -211,7 +215,7 @@ def test_release_model_and_length_come_from_the_servers_own_routes() -> None:
     answers = {"/version": text_answer('{"version": "0.32.0"}'), "/v1/models": text_answer(MODELS)}
     with http_server(answers) as (url, seen):
         result = with_session(
-            lambda session: fetch_server_answers(session, Endpoint(url, "s3cret"), timeout_seconds=5)
+            lambda session: fetch_server_answers(session, Endpoint(url, api_key="s3cret"), timeout_seconds=5)
         )
     assert isinstance(result, tuple)
     told, failures = result

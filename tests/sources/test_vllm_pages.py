@@ -8,7 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
-from kvheadroom.sources.http import Endpoint, open_session
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import open_session
 from kvheadroom.sources.vllm_metrics import parse_page
 from kvheadroom.sources.vllm_pages import FILTERED_PAGE, VllmPages
 from tests.conftest import capture
