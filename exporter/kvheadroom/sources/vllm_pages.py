@@ -42,10 +42,8 @@ _Told = frozenset[tuple[str, str]]
 class VllmPages:
     """The pages of one server, and what was found out about asking it."""
 
-    def __init__(self, session: Session, endpoint: Endpoint, *, timeout_seconds: float) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._endpoint = endpoint
-        self._timeout_seconds = timeout_seconds
         self._whole: tuple[_Told, int] | None = None
         """What the last whole page told, and its bytes; None until there is one of this process."""
         self._refused = False
@@ -54,10 +52,9 @@ class VllmPages:
         self._shape: object = None
         """Of the last filtered page that told as much as the whole one."""
 
-    async def fetch(self) -> tuple[Scrape, VllmPage] | SourceFailure:
-        """Scrape and read one page, within the timeout whatever is asked on the way."""
-        deadline = time.monotonic() + self._timeout_seconds
-        answer = await self._ask(deadline)
+    async def fetch(self, endpoint: Endpoint, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
+        """Scrape and read one page, until the deadline (of the monotonic clock) whatever is asked on the way."""
+        answer = await self._ask(endpoint, deadline)
         if isinstance(answer, SourceFailure):
             # What answers next may be another process.
             self._forget()
@@ -72,10 +69,10 @@ class VllmPages:
     def _forget(self) -> None:
         self._whole, self._refused, self._process_start, self._shape = None, False, None, None
 
-    async def _ask(self, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
+    async def _ask(self, endpoint: Endpoint, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
         if self._whole is not None and not self._refused:
             told, size = self._whole
-            answer = await self._get(FILTERED_PAGE, deadline)
+            answer = await self._get(endpoint, FILTERED_PAGE, deadline)
             if isinstance(answer, SourceFailure):
                 if answer.reason not in _OF_THE_FILTER:
                     return answer
@@ -85,7 +82,7 @@ class VllmPages:
                     self._shape = shape
                     return answer
             self._refused = True
-        answer = await self._get(WHOLE_PAGE, deadline)
+        answer = await self._get(endpoint, WHOLE_PAGE, deadline)
         if not isinstance(answer, SourceFailure) and answer[1].engines:
             told = _told(answer[1])
             if self._whole is not None and told != self._whole[0]:
@@ -94,10 +91,12 @@ class VllmPages:
             self._whole, self._shape = (told, len(answer[0].body)), None
         return answer
 
-    async def _get(self, path: str, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
+    async def _get(
+        self, endpoint: Endpoint, path: str, deadline: float
+    ) -> tuple[Scrape, VllmPage] | SourceFailure:
         scrape = await fetch(
             self._session,
-            self._endpoint,
+            endpoint,
             path,
             source="metrics",
             timeout_seconds=max(0.0, deadline - time.monotonic()),
