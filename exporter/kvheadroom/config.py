@@ -266,6 +266,7 @@ _PLAIN = {
     "int_type": "a whole number is needed",
     "bool_type": "true or false is needed",
     "float_type": "a number is needed",
+    "path_type": "the path of a file is needed",
 }
 
 

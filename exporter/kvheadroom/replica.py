@@ -24,8 +24,9 @@ MAX_SCRAPE_SECONDS = 10.0
 FACTS_SECONDS = 5.0
 MODEL_FILES_SECONDS = 10.0
 
-TURNED_AWAY = frozenset({FailureReason.UNAUTHORIZED, FailureReason.TLS})
-"""Failures after which the files of the access are read again: tokens and certificates are renewed on disk."""
+TURNED_AWAY = frozenset({FailureReason.UNAUTHORIZED, FailureReason.TLS, FailureReason.BAD_ANSWER})
+"""Failures after which the files of the access are read again: tokens and certificates are renewed on disk. A server
+that does not take a client certificate may just close the connection."""
 
 
 class Reopen(Protocol):

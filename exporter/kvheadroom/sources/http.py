@@ -170,6 +170,12 @@ def _what_went_wrong(endpoint: Endpoint, error: Exception) -> tuple[FailureReaso
         return FailureReason.UNREACHABLE, f"{error}{status}"
     if isinstance(cause, ssl.SSLError):
         return FailureReason.TLS, _tls_text(endpoint, cause)
+    if isinstance(error, ConnectionLostError) and error.silent and address_of(endpoint.base_url).https:
+        # With TLS 1.3 the word about the certificate often gets lost with the connection.
+        return (
+            FailureReason.BAD_ANSWER,
+            f"the server closed the connection unasked; {_certificate_text(endpoint)}",
+        )
     if isinstance(error, BadAnswerError | ConnectionLostError):
         return FailureReason.BAD_ANSWER, f"not HTTP, or cut off; is the server https? ({error})"
     if isinstance(error, socket.gaierror):
@@ -192,13 +198,14 @@ def _tls_text(endpoint: Endpoint, error: ssl.SSLError) -> str:
             way_out = "if it is of a CA of your own, set `tls: {ca_file: /path/to/ca.pem}`"
         return f"the certificate is not trusted ({error.verify_message}); {way_out}"
     if "ALERT" in (error.reason or ""):
-        if endpoint.tls is not None and endpoint.tls.has_certificate:
-            return f"the server does not take the client certificate of `tls: cert_file` ({error.reason})"
-        return (
-            f"the server refuses us; it may ask for a client certificate: "
-            f"`tls: {{cert_file: FILE, key_file: FILE}}` ({error.reason})"
-        )
+        return f"the server refuses us ({error.reason}); {_certificate_text(endpoint)}"
     return f"no TLS connection; is the server plain http? ({error.reason or error})"
+
+
+def _certificate_text(endpoint: Endpoint) -> str:
+    if endpoint.tls is not None and endpoint.tls.has_certificate:
+        return "it may not take the client certificate of `tls: cert_file`"
+    return "it may ask for a client certificate: `tls: {cert_file: FILE, key_file: FILE}`"
 
 
 def _what_status_means(
