@@ -92,30 +92,55 @@ def prometheus(fleet: Fleet, *, filters: bool) -> PrometheusServer:
     return PrometheusServer(find_binaries("2.x"), [scrape], interval_seconds=INTERVAL_SECONDS)
 
 
+@contextlib.contextmanager
+def fetching(fleet: Fleet) -> Iterator["subprocess.Popen[bytes]"]:
+    """Our fetching and parsing alone, in a process of its own."""
+    arguments = [str(fleet.port), str(COMPARED_TARGETS), str(INTERVAL_SECONDS)]
+    process = subprocess.Popen([sys.executable, "-m", "tests.bench.fetch_fleet", *arguments])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def compare(*, filters: bool) -> None:
-    """CPU for one target-scrape, of both in the same run."""
-    ours, peers = [], []
+    """CPU for one target-scrape, of all three in the same run."""
     with (
         fleet(filters=filters, hanging=[], slow=[], timed=False) as targets,
         prometheus(targets, filters=filters) as peer,
         watching(targets, COMPARED_TARGETS) as serve,
+        fetching(targets) as fetch,
     ):
+        pids = {"prometheus": peer.pid, "kvheadroom": serve.pid, "fetch": fetch.pid}
+
+        def so_far() -> dict[str, tuple[int, float]]:
+            scrapes = targets.asked()["scrapes"]
+            return {name: (scrapes[name], cpu_seconds(pid)) for name, pid in pids.items()}
+
         time.sleep(WARM_SECONDS)
+        each: dict[str, list[float]] = {name: [] for name in pids}
         for _ in range(ROUNDS):
-            before = targets.asked()["scrapes"], cpu_seconds(serve.pid), cpu_seconds(peer.pid)
+            before = so_far()
             time.sleep(ROUND_SECONDS)
-            after = targets.asked()["scrapes"], cpu_seconds(serve.pid), cpu_seconds(peer.pid)
-            ours.append((after[1] - before[1]) / (after[0]["kvheadroom"] - before[0]["kvheadroom"]))
-            peers.append((after[2] - before[2]) / (after[0]["prometheus"] - before[0]["prometheus"]))
+            for name, (scrapes, busy) in so_far().items():
+                each[name].append((busy - before[name][1]) / (scrapes - before[name][0]))
         kept = peer.value('count({__name__=~"vllm:.+|process_start_time_seconds"})')
         up = wait_for(lambda: len(serve.metrics()["kvheadroom_observed_blocks"]), "the daemon's own page")
-    ratios = [own / other for own, other in zip(ours, peers, strict=True)]
     print(
         f"{'wanted samples alone' if filters else 'whole pages'}, {COMPARED_TARGETS} targets every {INTERVAL_SECONDS} s "
-        f"({up} read, Prometheus keeps {kept:.0f} series): CPU for one target-scrape {statistics.median(ours) * 1e6:.0f} us, "
-        f"Prometheus {statistics.median(peers) * 1e6:.0f} us: {statistics.median(ratios):.2f} of it "
-        f"(min {min(ratios):.2f}, max {max(ratios):.2f})",
+        f"({up} read, Prometheus keeps {kept:.0f} series), CPU for one target-scrape: "
+        f"Prometheus {statistics.median(each['prometheus']) * 1e6:.0f} us; {_told('fetch and parse', 'fetch', each)}; "
+        f"{_told('the whole daemon', 'kvheadroom', each)}",
         flush=True,
+    )
+
+
+def _told(what: str, name: str, each: dict[str, list[float]]) -> str:
+    ratios = [own / peer for own, peer in zip(each[name], each["prometheus"], strict=True)]
+    return (
+        f"{what} {statistics.median(each[name]) * 1e6:.0f} us, {statistics.median(ratios):.2f} of that "
+        f"(min {min(ratios):.2f}, max {max(ratios):.2f})"
     )
 
 

@@ -112,16 +112,27 @@ class Target(asyncio.Protocol):
             return
         request, self._received = self._received, b""
         path = request.split(b" ", 2)[1].decode()
-        agent = "prometheus" if b"Prometheus/" in request else "kvheadroom"
+        agent = (
+            request.partition(b"\r\nUser-Agent: ")[2]
+            .partition(b"\r\n")[0]
+            .partition(b"/")[0]
+            .decode()
+            .lower()
+        )
+        if b"\r\nX-Only: fetch\r\n" in request:
+            agent = "fetch"
         if self._timed and path.startswith("/metrics"):
             self._fleet.arrivals[self._host].append(time.monotonic())
         if self._host in self._fleet.hanging:
             return
         answer = self._fleet.answer(path, agent)
         if self._host in self._fleet.slow:
-            loop = asyncio.get_running_loop()
-            loop.call_later(random.uniform(2.0, 4.0), self._transport.write, answer)
+            asyncio.get_running_loop().call_later(random.uniform(2.0, 4.0), self._write, answer)
         else:
+            self._transport.write(answer)
+
+    def _write(self, answer: bytes) -> None:
+        if not self._transport.is_closing():
             self._transport.write(answer)
 
 

@@ -157,7 +157,7 @@ async def fetch(
         return failed(*_what_status_means(reader, endpoint, with_key=with_key))
     if reader.headers.get("content-encoding", "identity") != "identity":
         return failed(FailureReason.BAD_ANSWER, "the answer is compressed though none was asked for")
-    return Scrape(bytes(reader.body), taken_at, time.monotonic() - started)
+    return Scrape(reader.body, taken_at, time.monotonic() - started)
 
 
 def _what_went_wrong(endpoint: Endpoint, error: Exception) -> tuple[FailureReason, str]:

@@ -23,18 +23,19 @@ class AnswerReader:
     Attributes:
         status: 0 until the head is whole.
         headers: by their names in lower case.
-        body: as far as it has come.
         reusable: whether the connection can take another request, once the answer is whole.
     """
 
     def __init__(self, max_bytes: int, *, tunnel: bool = False) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.body = bytearray()
         self.reusable = False
         self._max_bytes = max_bytes
         self._tunnel = tunnel
-        self._pending = bytearray()
+        self._pending = b""
+        self._buffer = bytearray()
+        self._parts: list[bytes] = []
+        self._size = 0
         self._chunked = False
         self._length: int | None = None
         self._needed = 0
@@ -47,22 +48,28 @@ class AnswerReader:
             BadAnswerError, TooLargeError: nothing more is to be read.
         """
         if self.status == 0:
-            self._pending += data
-            if not self._read_head():
+            rest = self._read_head(self._pending + data if self._pending else data)
+            if rest is None:
                 return False
-            data, self._pending = bytes(self._pending), bytearray()
+            data = rest
         if self._chunked:
             return self._read_chunks(data)
-        self.body += data
-        have = len(self.body)
+        self._parts.append(data)
+        self._size += len(data)
         if self._length is None:
-            self._check_size(have)
+            self._check_size(self._size)
             return False
-        if have > self._length:
+        if self._size > self._length:
             # More than was asked for: what it belongs to is not known.
-            del self.body[self._length :]
+            self._parts = [self.body[: self._length]]
+            self._size = self._length
             self.reusable = False
-        return have >= self._length
+        return self._size == self._length
+
+    @property
+    def body(self) -> bytes:
+        """As far as it has come."""
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
     @property
     def untouched(self) -> bool:
@@ -77,18 +84,20 @@ class AnswerReader:
         if size > self._max_bytes:
             raise TooLargeError(f"the answer is larger than {self._max_bytes // 1024**2} MiB")
 
-    def _read_head(self) -> bool:
-        """Whether the head of the answer is whole; heads of interim answers (1xx) are passed over."""
+    def _read_head(self, data: bytes) -> bytes | None:
+        """What follows the head of the answer, None while that is not whole; interim answers (1xx) are passed over."""
+        at = 0
         while True:
-            end = self._pending.find(b"\r\n\r\n")
+            end = data.find(b"\r\n\r\n", at)
             if end < 0:
+                self._pending = data[at:]
                 if len(self._pending) > MAX_HEAD_BYTES:
                     raise BadAnswerError("its head does not end")
                 if not b"HTTP/1.".startswith(self._pending[:7]):
                     raise BadAnswerError("it does not begin as HTTP/1.1 does")
-                return False
-            lines = self._pending[:end].decode("latin-1").split("\r\n")
-            del self._pending[: end + 4]
+                return None
+            lines = data[at:end].decode("latin-1").split("\r\n")
+            at = end + 4
             found = _STATUS_LINE.fullmatch(lines[0])
             if found is None:
                 raise BadAnswerError("it does not begin as HTTP/1.1 does")
@@ -105,8 +114,9 @@ class AnswerReader:
             self.headers[name] = value
         self.status = status
         self.reusable = found[1] == "1" and "close" not in self.headers.get("connection", "").lower()
+        self._pending = b""
         self._read_framing()
-        return True
+        return data[at:]
 
     def _read_framing(self) -> None:
         """How the end of the body is known (RFC 9112, 6.3)."""
@@ -129,11 +139,14 @@ class AnswerReader:
             self.reusable = False
 
     def _read_chunks(self, data: bytes) -> bool:
-        pending = self._pending
-        pending += data
+        pending: bytes | bytearray = data
+        if self._buffer:
+            # A piece that comes in many parts is not copied anew for each of them.
+            self._buffer += data
+            pending = self._buffer
         self._raw += len(data)
         # A body in tiny pieces costs much more to read than its size says.
-        if self._raw - len(pending) - 2 * len(self.body) > MAX_HEAD_BYTES:
+        if self._raw - len(pending) - 2 * self._size > MAX_HEAD_BYTES:
             raise BadAnswerError("its body comes in tiny pieces")
         if len(pending) < self._needed:
             return False
@@ -150,28 +163,29 @@ class AnswerReader:
                 raise BadAnswerError("a piece of its body has no size")
             size = int(found[1], 16)
             if size == 0:
-                whole = self._trailer_is_whole(line_end)
+                whole = self._trailer_is_whole(pending, line_end)
                 break
-            self._check_size(len(self.body) + size)
+            self._check_size(self._size + size)
             begin, end = line_end + 2, line_end + 2 + size
             if len(pending) < end + 2:
                 self._needed = end + 2 - at
                 break
             if pending[end : end + 2] != b"\r\n":
                 raise BadAnswerError("a piece of its body is longer than its size")
-            self.body += pending[begin:end]
+            self._parts.append(bytes(pending[begin:end]))
+            self._size += size
             at = end + 2
-        del pending[:at]
+        self._buffer = bytearray(pending[at:])
         return whole
 
-    def _trailer_is_whole(self, line_end: int) -> bool:
+    def _trailer_is_whole(self, pending: bytes | bytearray, line_end: int) -> bool:
         """Whether the lines after the last piece have ended; they are not read."""
-        end = self._pending.find(b"\r\n\r\n", line_end)
+        end = pending.find(b"\r\n\r\n", line_end)
         if end < 0:
-            if len(self._pending) - line_end > MAX_HEAD_BYTES:
+            if len(pending) - line_end > MAX_HEAD_BYTES:
                 raise BadAnswerError("it does not end")
             self._needed = 0
             return False
-        if end + 4 < len(self._pending):
+        if end + 4 < len(pending):
             self.reusable = False
         return True

@@ -50,7 +50,7 @@ class VllmPages:
         """Whether this process does not give the filtered page right."""
         self._process_start: float | None = None
         self._shape: object = None
-        """Of the last filtered page that told as much as the whole one."""
+        """Of the last page, filtered or whole, that told all there is."""
 
     async def fetch(self, endpoint: Endpoint, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
         """Scrape and read one page, until the deadline (of the monotonic clock) whatever is asked on the way."""
@@ -84,11 +84,13 @@ class VllmPages:
             self._refused = True
         answer = await self._get(endpoint, WHOLE_PAGE, deadline)
         if not isinstance(answer, SourceFailure) and answer[1].engines:
-            told = _told(answer[1])
-            if self._whole is not None and told != self._whole[0]:
-                # It was the page that changed, not the filter that failed.
-                self._refused = False
-            self._whole, self._shape = (told, len(answer[0].body)), None
+            shape = _shape(answer[1])
+            if self._whole is None or shape != self._shape:
+                told = _told(answer[1])
+                if self._whole is not None and told != self._whole[0]:
+                    # It was the page that changed, not the filter that failed.
+                    self._refused = False
+                self._whole, self._shape = (told, len(answer[0].body)), shape
         return answer
 
     async def _get(
