@@ -111,7 +111,8 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "      gpus: [GPU-1a2b3c4d-...]   # the GPUs of this machine that serve it (nvidia-smi -L)\n"
         "      weights_bytes: 16060522496\n"
         "      flags: {tensor_parallel_size: 8}\n"
-        "      # api_key_file: /run/secrets/vllm-key\n\n"
+        "      # api_key_file: /run/secrets/vllm-key\n"
+        "      # also: basic_auth, bearer_token_file, headers, tls, proxy_url, unix_socket (README)\n\n"
         "SIGHUP reads the file again; a file with a fault changes nothing. `kvheadroom check` tries one first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

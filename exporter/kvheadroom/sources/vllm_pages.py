@@ -78,8 +78,11 @@ class VllmPages:
                     return answer
             elif len(answer[0].body) <= size * LARGEST_SHARE:
                 shape = _shape(answer[1])
-                if shape == self._shape or told <= _told(answer[1]):
-                    self._shape = shape
+                if shape == self._shape:
+                    return answer
+                now = _told(answer[1])
+                if told <= now:
+                    self._whole, self._shape = (now, size), shape
                     return answer
             self._refused = True
         answer = await self._get(endpoint, WHOLE_PAGE, deadline)
