@@ -3,21 +3,25 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from kvheadroom.access import open_endpoint, open_endpoints
 from kvheadroom.app import Watch, check
 from kvheadroom.capacity.assessment import ReplicaAssessment
-from kvheadroom.capacity.readings import FailureReason
+from kvheadroom.capacity.readings import FailureReason, Scrape
 from kvheadroom.cli import _config
 from kvheadroom.config import ConfigError, validate_config
 from kvheadroom.outputs.check_report import check_report
-from kvheadroom.sources.http import open_session
+from kvheadroom.sources.endpoint import Endpoint, Proxy
+from kvheadroom.sources.http import fetch, open_session
+from kvheadroom.sources.http_connection import default_context
 from kvheadroom.sources.slow_files import SlowFiles
+from tests.conftest import capture
 from tests.daemon import daemon, wait_for
 from tests.doubles.http_proxy import http_proxy
 from tests.doubles.http_server import guarded, http_server, make_certificate, text_answer
@@ -162,6 +166,44 @@ def test_an_https_server_behind_a_proxy_is_reached_through_a_tunnel(tmp_path: Pa
         reason, detail = refused(url, {"proxy_url": proxy, **settings})
         assert reason is FailureReason.UNAUTHORIZED
         assert "set `proxy_basic_auth`" in detail
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("proxy_speaks_tls", [False, True])
+@pytest.mark.parametrize("server_speaks_tls", [False, True])
+def test_a_proxy_works_with_and_without_tls_on_either_side(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+    *,
+    proxy_speaks_tls: bool,
+    server_speaks_tls: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    certificate = make_certificate(tmp_path)
+    # The proxy's certificate is compared with the system's authorities.
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    default_context.cache_clear()
+
+    async def get(url: str, proxy: str) -> list[object]:
+        async with open_session() as session:
+            endpoint = Endpoint(url, proxy=Proxy(url=proxy))
+            return [
+                await fetch(session, endpoint, "/metrics", source="metrics", timeout_seconds=5)
+                for _ in range(2)
+            ]
+
+    with (
+        http_server(vllm_answers(), certificate=certificate if server_speaks_tls else None) as (url, _),
+        http_proxy(certificate=certificate if proxy_speaks_tls else None) as (proxy, asked),
+        asyncio.Runner(loop_factory=loop_factory) as runner,
+    ):
+        answers = runner.run(get(url, proxy))
+    default_context.cache_clear()
+    for answer in answers:
+        assert isinstance(answer, Scrape), answer
+        assert answer.body == capture("gqa_light_steady")
+    # A tunnel is kept for the next request; the requests of an http server come one by one.
+    assert len(asked) == (1 if server_speaks_tls else 2)
 
 
 def test_a_proxy_that_is_not_there_is_told_from_the_server(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """The config file: what is accepted, and the sentence for each fault."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvheadroom.config import Config, ConfigError, load_config, validate_config
 
@@ -181,3 +183,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_targets_of_the_command_line_are_checked_like_the_file() -> None:
     with pytest.raises(ConfigError, match=r"--target: replicas\[0\]\.url"):
         validate_config({"replicas": [{"url": "nonsense"}]}, "--target")
+
+
+def test_every_config_in_the_readme_is_valid() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    configs = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "replicas:" in block]
+    told = [len(validate_config(yaml.safe_load(block), "README.md").replicas) for block in configs]
+    assert told == [2, 5]

@@ -4,14 +4,18 @@ import contextlib
 import http.client
 import select
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 
 @contextlib.contextmanager
-def http_proxy(*, authorization: str | None = None) -> Iterator[tuple[str, list[str]]]:
+def http_proxy(
+    *, authorization: str | None = None, certificate: Path | None = None
+) -> Iterator[tuple[str, list[str]]]:
     """Gives the proxy's URL and what it was asked for, as `GET http://...` or `CONNECT host:port`."""
     asked: list[str] = []
 
@@ -56,7 +60,9 @@ def http_proxy(*, authorization: str | None = None) -> Iterator[tuple[str, list[
         def _pass_on(self, server: socket.socket) -> None:
             other = {server: self.connection, self.connection: server}
             while True:
-                for ready in select.select(list(other), [], [], 5)[0]:
+                # What TLS has read already, select() does not see.
+                waiting = [one for one in other if isinstance(one, ssl.SSLSocket) and one.pending()]
+                for ready in waiting or select.select(list(other), [], [], 5)[0]:
                     data = ready.recv(1 << 16)
                     if not data:
                         return
@@ -72,10 +78,14 @@ def http_proxy(*, authorization: str | None = None) -> Iterator[tuple[str, list[
             pass
 
     server = Server(("127.0.0.1", 0), Handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{server.server_address[1]}", asked
     finally:
         server.shutdown()
         server.server_close()

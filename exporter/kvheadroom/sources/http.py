@@ -55,7 +55,7 @@ class Session:
         """Ask on a connection that is there, else on a new one.
 
         Raises:
-            ConnectionLostError, BadAnswerError, TooLargeError, ProxyError, OSError: no whole answer came.
+            ConnectionLostError, BadAnswerError, TooLargeError, ProxyError, OSError, UnicodeError: no whole answer came.
         """
         request = _request(endpoint, path, with_key=with_key)
         connection = self._take(endpoint)
@@ -151,7 +151,7 @@ async def fetch(
         return failed(FailureReason.TIMEOUT, f"no full answer within {timeout_seconds:.3g} s")
     except TooLargeError as error:
         return failed(FailureReason.TOO_LARGE, str(error))
-    except (BadAnswerError, ConnectionLostError, ProxyError, OSError) as error:
+    except (BadAnswerError, ConnectionLostError, ProxyError, OSError, UnicodeError) as error:
         return failed(*_what_went_wrong(endpoint, error))
     if reader.status != 200:
         return failed(*_what_status_means(reader, endpoint, with_key=with_key))
@@ -178,7 +178,7 @@ def _what_went_wrong(endpoint: Endpoint, error: Exception) -> tuple[FailureReaso
         )
     if isinstance(error, BadAnswerError | ConnectionLostError):
         return FailureReason.BAD_ANSWER, f"not HTTP, or cut off; is the server https? ({error})"
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror | UnicodeError):
         return FailureReason.UNREACHABLE, "the host name cannot be resolved"
     if endpoint.unix_socket is not None and isinstance(error, FileNotFoundError):
         return FailureReason.REFUSED, f"there is no socket {endpoint.unix_socket}; is vLLM running?"

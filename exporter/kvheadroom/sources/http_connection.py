@@ -56,7 +56,8 @@ class HttpConnection(asyncio.Protocol):
         Raises:
             ConnectionLostError, BadAnswerError, TooLargeError: no whole answer came.
         """
-        if self.closed:
+        if self.closed or self.transport.is_closing():
+            self.closed = True
             raise ConnectionLostError(None, silent=True)
         self._reader = reader
         self._whole = asyncio.get_running_loop().create_future()
@@ -92,6 +93,10 @@ class HttpConnection(asyncio.Protocol):
         except (BadAnswerError, TooLargeError) as error:
             self._whole.set_exception(error)
 
+    def eof_received(self) -> None:
+        """The server says no more: the transport closes itself now, and takes no other request."""
+        self.closed = True
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self.closed = True
@@ -122,10 +127,11 @@ async def connect(endpoint: Endpoint, timeout_seconds: float) -> HttpConnection:
     proxy = address_of(endpoint.proxy.url)
     try:
         connection = await _connect(proxy, default_context() if proxy.https else None, None, timeout_seconds)
-    except OSError as error:
-        raise ProxyError(
-            f"the proxy {endpoint.proxy.url} cannot be reached ({error.strerror or error})"
-        ) from error
+    except TimeoutError:
+        raise
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ProxyError(f"the proxy {endpoint.proxy.url} cannot be reached ({why})") from error
     if context is None:
         return connection
     await _tunnel(connection, endpoint.proxy, address)
