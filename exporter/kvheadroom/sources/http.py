@@ -37,6 +37,7 @@ class Session:
 
     def __init__(self) -> None:
         self._idle: dict[Endpoint, list[HttpConnection]] = {}
+        self._looked_through_at = time.monotonic()
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,7 +91,11 @@ class Session:
 
     def _forget_old(self) -> None:
         """Close what nobody has used for long, such as connections to servers that are watched no more."""
-        oldest = time.monotonic() - MAX_IDLE_SECONDS
+        now = time.monotonic()
+        oldest = now - MAX_IDLE_SECONDS
+        if self._looked_through_at > oldest:
+            return
+        self._looked_through_at = now
         for endpoint, connections in list(self._idle.items()):
             if all(connection.closed or connection.idle_since < oldest for connection in connections):
                 for connection in connections:

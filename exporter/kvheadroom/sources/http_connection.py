@@ -166,7 +166,7 @@ async def _connect(
             async with asyncio.timeout((deadline - time.monotonic()) / left):
                 _, connection = await loop.create_connection(
                     HttpConnection,
-                    str(where[0]),
+                    _numeric_host(where),
                     address.port,
                     family=family,
                     proto=protocol,
@@ -178,6 +178,12 @@ async def _connect(
             if left == 1:
                 raise
     raise socket.gaierror("the name has no address")
+
+
+def _numeric_host(where: tuple[Any, ...]) -> str:
+    """Of a socket address; an IPv6 one of this link alone has its zone as a number of its own (ipv6(7))."""
+    zone = where[3] if len(where) > 3 else 0
+    return f"{where[0]}%{zone}" if zone else str(where[0])
 
 
 async def _tunnel(connection: HttpConnection, proxy: Proxy, address: Address) -> None:
