@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,18 +12,18 @@ import pytest
 import uvloop
 
 from kvheadroom.access import open_endpoint, open_endpoints
-from kvheadroom.app import Watch, check
+from kvheadroom.app import ConfigFile, Watch, _reload, check
 from kvheadroom.capacity.assessment import ReplicaAssessment
 from kvheadroom.capacity.readings import FailureReason, Scrape
 from kvheadroom.cli import _config
-from kvheadroom.config import ConfigError, validate_config
+from kvheadroom.config import ConfigError, load_config, validate_config
 from kvheadroom.outputs.check_report import check_report
 from kvheadroom.sources.endpoint import Endpoint, Proxy
 from kvheadroom.sources.http import fetch, open_session
 from kvheadroom.sources.http_connection import default_context
 from kvheadroom.sources.slow_files import SlowFiles
 from tests.conftest import capture
-from tests.daemon import daemon, wait_for
+from tests.daemon import COMMAND, daemon, wait_for
 from tests.doubles.http_proxy import http_proxy
 from tests.doubles.http_server import guarded, http_server, make_certificate, text_answer
 from tests.test_daemon import config_file, vllm_answers
@@ -437,3 +438,45 @@ def test_targets_of_the_command_line_leave_the_access_of_the_files_replicas_as_i
     alone, with_target = _config(file, []), _config(file, ["http://other:2"])
     assert with_target.replicas[0] == alone.replicas[0]
     assert [replica.url for replica in with_target.replicas] == ["https://h:1", "http://other:2"]
+
+
+def test_a_start_with_a_file_at_fault_ends_with_2_and_its_sentence(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    settings = {"url": "https://127.0.0.1:1", "name": "r", "tls": {"ca_file": str(tmp_path / "ca.pem")}}
+    file = config_file(tmp_path, f"replicas: {json.dumps([settings])}")
+    for command in ("serve", "check"):
+        run = subprocess.run(
+            [*COMMAND, command, "--config", str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+        assert (run.returncode, run.stdout) == (2, "")
+        assert run.stderr == f"kvheadroom: r: tls.ca_file {tmp_path / 'ca.pem'} holds no certificate (PEM)\n"
+
+
+def test_a_reload_with_a_file_at_fault_changes_nothing_and_says_why(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("first")
+    settings = {"url": "http://127.0.0.1:1", "name": "r", "bearer_token_file": str(token)}
+    file = config_file(tmp_path, f"replicas: {json.dumps([settings])}")
+
+    async def run() -> None:
+        config, files = load_config(file), SlowFiles()
+        async with open_session() as session:
+            watch = Watch(session, files)
+            endpoints = await open_endpoints(config, files, timeout_seconds=5)
+            (before,) = watch.prepare(config, endpoints, start=False)
+            token.write_text("")
+            file.write_text(file.read_text().replace('"r"', '"other"'))
+            await _reload(watch, ConfigFile(file, lambda: load_config(file)), files)
+            status = watch.board.fleet.reload
+            assert status is not None
+            assert status.fault == f"other: bearer_token_file {token} is empty"
+            assert [replica.replica for replica in watch.board.fleet.replicas] == ["r"]
+            # The same config and files once more leave the sampler as it is.
+            assert watch.prepare(config, endpoints, start=False) == [before]
+            await watch.close()
+
+    asyncio.run(run())
