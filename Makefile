@@ -34,9 +34,11 @@ lab: $(VENV)/tests.stamp ## long work: a soak, long fuzzing, pictures to look at
 	$(BIN)/pytest -m lab -s
 
 bench: $(VENV)/tests.stamp ## speed, as ratios against a peer in the same run
+	@bash tests/system_packages.sh || true
 	$(BIN)/python -m tests.bench.scan_page
 	$(BIN)/python -m tests.bench.plan
 	$(BIN)/python -m tests.bench.server_cost
+	$(BIN)/python -m tests.bench.fleet
 
 golden: $(VENV)/tests.stamp ## write the expected outputs anew, after a change that is meant
 	KVHEADROOM_UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/outputs

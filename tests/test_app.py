@@ -15,6 +15,7 @@ from kvheadroom.config import load_config, read_small_file, validate_config
 from kvheadroom.monitor.sampler import Resolution
 from kvheadroom.outputs.prometheus import exposition
 from kvheadroom.replica import Replica, _is_this_machine
+from kvheadroom.sources.endpoint import Endpoint, Proxy
 from kvheadroom.sources.http import open_session
 from kvheadroom.sources.slow_files import SlowFiles
 from tests.conftest import capture
@@ -28,7 +29,7 @@ def resolve(root: str) -> Resolution:
     async def run(url: str) -> Resolution:
         config = validate_config({"replicas": [{"url": url}]}, "test")
         async with open_session() as session:
-            return await Replica(config, config.replicas[0], session).resolve(PAGE)
+            return await Replica(config, config.replicas[0], session, Endpoint(url)).resolve(PAGE)
 
     with http_server(vllm_answers(root=root)) as (url, _):
         return asyncio.run(run(url))
@@ -64,7 +65,12 @@ def test_a_relative_root_is_never_read_from_our_own_working_directory(
     ],
 )
 def test_whether_a_server_runs_on_this_machine_is_told_by_its_address(url: str, *, here: bool) -> None:
-    assert _is_this_machine(url) is here
+    assert _is_this_machine(Endpoint(url)) is here
+
+
+def test_a_socket_is_of_this_machine_and_the_loopback_behind_a_proxy_is_not() -> None:
+    assert _is_this_machine(Endpoint("http://gpu-7", unix_socket="/run/vllm.sock"))
+    assert not _is_this_machine(Endpoint("http://localhost:8000", proxy=Proxy(url="http://proxy:3128")))
 
 
 def test_a_folder_named_by_a_server_elsewhere_is_an_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +101,9 @@ def test_each_of_64_servers_costs_the_same_few_series_whatever_its_page_holds() 
             "test",
         )
         async with open_session() as session:
-            watch = Watch(session)
-            samplers = watch.prepare(config, dict.fromkeys(f"r{i}" for i in range(64)), start=False)
+            watch = Watch(session, SlowFiles())
+            endpoints = {replica.replica: Endpoint(replica.url) for replica in config.replicas}
+            samplers = watch.prepare(config, endpoints, start=False)
             await asyncio.gather(*(sampler.tick(time.time(), wait_for_facts=30) for sampler in samplers))
             return exposition(watch.board.fleet, time.time(), "")[0].decode()
 
@@ -127,7 +134,7 @@ def test_a_dead_mount_under_a_file_of_the_config_holds_only_this_reload_up(
             mount.wait(60)
         return read_small_file(path)
 
-    monkeypatch.setattr("kvheadroom.app.read_small_file", read)
+    monkeypatch.setattr("kvheadroom.access.read_small_file", read)
     monkeypatch.setattr("kvheadroom.config.read_small_file", read)
     monkeypatch.setattr("kvheadroom.app.CONFIG_FILES_SECONDS", 0.2)
     (tmp_path / "key").write_text("a-key")
@@ -138,10 +145,10 @@ def test_a_dead_mount_under_a_file_of_the_config_holds_only_this_reload_up(
 
     async def run() -> None:
         async with open_session() as session:
-            watch = Watch(session)
-            before = validate_config({"replicas": [{"url": "http://127.0.0.1:1", "name": "old"}]}, "test")
-            watch.prepare(before, {"old": None}, start=False)
             files = SlowFiles()
+            watch = Watch(session, files)
+            before = validate_config({"replicas": [{"url": "http://127.0.0.1:1", "name": "old"}]}, "test")
+            watch.prepare(before, {"old": Endpoint("http://127.0.0.1:1")}, start=False)
             again = ConfigFile(file, lambda: load_config(file))
             for _ in range(3):
                 reload = asyncio.create_task(_reload(watch, again, files))

@@ -1,9 +1,11 @@
 """The config file: what is accepted, and the sentence for each fault."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvheadroom.config import Config, ConfigError, load_config, validate_config
 
@@ -92,6 +94,27 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         ("replicas: [{url: 'http://h:99999'}]", "/c.yaml: replicas[0].url: 'http://h:99999' is no server's address; write e.g. http://host:8000"),
         ("replicas: [{url: 'http://h:1/metrics'}]", "/c.yaml: replicas[0].url: give the server's address without /metrics"),
         ("replicas: [{url: 'http://h:1', gpus: [GPU-1A2B3C4D, GPU-1a2b3c4d]}]", "/c.yaml: replicas[0].gpus: GPU-1a2b3c4d is given twice"),
+        ("replicas: [{url: 'http://h:1', basic_auth: {username: a, password: S}}]", "/c.yaml: replicas[0].basic_auth.password_file: it is needed\n/c.yaml: replicas[0].basic_auth.password: there is no such setting; did you mean `password_file`?"),
+        ("replicas: [{url: 'http://h:1', basic_auth: {username: 'a:b', password_file: /f}}]", "/c.yaml: replicas[0].basic_auth.username: a user's name is one line without a colon"),
+        ("replicas: [{url: 'http://h:1', basic_auth: {username: a, password_file: /f}, bearer_token_file: /t}]", "/c.yaml: replicas[0]: `basic_auth` and `bearer_token_file` both fill the header Authorization; leave one out"),
+        ("replicas: [{url: 'http://h:1', tls: {ca_file: /f}}]", "/c.yaml: replicas[0]: `tls` is for servers at https://; write `url: https://...`, or leave it out"),
+        ("replicas: [{url: 'https://h:1', tls: {cert_file: /f}}]", "/c.yaml: replicas[0].tls: `cert_file` and `key_file` go together; give both"),
+        ("replicas: [{url: 'https://h:1', tls: {server_name: 'h:1'}}]", "/c.yaml: replicas[0].tls.server_name: a server's name is a host name or an IP address, without a port"),
+        ("replicas: [{url: 'https://h:1', tls: {insecure_skip_verify: true}}]", "/c.yaml: replicas[0].tls.insecure_skip_verify: there is no such setting; allowed here: ca_file, cert_file, key_file, server_name"),
+        ("replicas: [{url: 'http://h:1', proxy_basic_auth: {username: a, password_file: /f}}]", "/c.yaml: replicas[0]: `proxy_basic_auth` is for a proxy; give its address as `proxy_url`"),
+        ("replicas: [{url: 'http://h:1', proxy_url: 'http://proxy:1/x'}]", "/c.yaml: replicas[0].proxy_url: this is no proxy's address; write e.g. http://proxy:3128"),
+        ("replicas: [{url: 'http://h:1', proxy_url: 'http://u:S3CRET@proxy:1'}]", "/c.yaml: replicas[0].proxy_url: give the proxy's user and password with `proxy_basic_auth`, not in its address"),
+        ("replicas: [{url: 'https://h:1', unix_socket: /run/x}]", "/c.yaml: replicas[0]: a `unix_socket` is reached directly and without TLS; write `url: http://localhost`"),
+        ("replicas: [{url: 'http://h:1', unix_socket: run/x}]", "/c.yaml: replicas[0].unix_socket: the absolute path of a socket is needed, of at most 107 bytes"),
+        ("replicas: [{url: 'http://h:1', headers: [a]}]", "/c.yaml: replicas[0].headers: a mapping (`Name: value`) is needed"),
+        ("replicas: [{url: 'http://h:1', headers: {authorization: S3CRET}}]", "/c.yaml: replicas[0].headers: authorization may not be set here; use `basic_auth` or `bearer_token_file`"),
+        ("replicas: [{url: 'http://h:1', headers: {Content-Length: '5'}}]", "/c.yaml: replicas[0].headers: Content-Length may not be set here"),
+        ("replicas: [{url: 'http://h:1', headers: {X A: S3CRET}}]", "/c.yaml: replicas[0].headers: a header's name has letters, digits and hyphens only"),
+        ("replicas: [{url: 'http://h:1', headers: {X-A: a, x-a: b}}]", "/c.yaml: replicas[0].headers: X-A and x-a are the same header"),
+        ('replicas: [{url: "http://h:1", headers: {X-A: "S3CRET\\nX-B: c"}}]', "/c.yaml: replicas[0].headers: the value of X-A must be one line of printable ASCII, or {file: PATH}"),
+        ("replicas: [{url: 'http://h:1', headers: {X-A: 12345678}}]", "/c.yaml: replicas[0].headers: the value of X-A must be one line of printable ASCII, or {file: PATH}"),
+        ("replicas: [{url: 'http://h:1', basic_auth: 'me:S3CRET'}]", "/c.yaml: replicas[0].basic_auth: a mapping (`key: value`) is needed"),
+        ("replicas: [{url: 'http://h:1', bearer_token_file: 12345678}]", "/c.yaml: replicas[0].bearer_token_file: the path of a file is needed"),
         ("replicas: [{name: a}]", "/c.yaml: replicas[0].url: it is needed"),
         ("replicas: [{url: 'http://h:1', gpu: B999}]", "/c.yaml: replicas[0].gpu: 'B999' is not in the catalogue (A100, GH200, A100-40GB, A100-80GB, A800-80GB, A10, A30, A40, RTXA6000, RTX3090, L4, L40, L40S, RTX4090, RTX6000Ada, H100, H100-PCIe, H100-NVL, H20, H200, H200-NVL, GH200-96GB, GH200-144GB, B200, GB200, B300, GB300, RTX5090, RTXPRO6000, CPU); for another GPU leave `gpu` out and set `hbm_bytes`"),
         ("replicas: [{url: 'http://h:1', gpu: T4}]", "/c.yaml: replicas[0].gpu: 'T4': compute capability 7.5 is not modelled; leave `gpu` out, and what vLLM reports is shown without it"),
@@ -161,3 +184,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_targets_of_the_command_line_are_checked_like_the_file() -> None:
     with pytest.raises(ConfigError, match=r"--target: replicas\[0\]\.url"):
         validate_config({"replicas": [{"url": "nonsense"}]}, "--target")
+
+
+def test_every_config_in_the_readme_is_valid() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    configs = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "replicas:" in block]
+    told = [len(validate_config(yaml.safe_load(block), "README.md").replicas) for block in configs]
+    assert told == [2, 5]

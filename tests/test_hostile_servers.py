@@ -1,16 +1,21 @@
 """Servers that lie: whatever one says, its own oddities are told and nobody else suffers."""
 
+import contextlib
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import capture
 from tests.daemon import Daemon, daemon, wait_for
-from tests.doubles.http_server import Answer, http_server, text_answer
+from tests.doubles.http_server import Answer, http_server, make_certificate, text_answer
+from tests.end_to_end.test_main_job import status_of
 from tests.test_daemon import SHIPPED_MODEL, config_file, models, vllm_answers
 
 DIGITS = "1" + "0" * 400
@@ -130,3 +135,77 @@ def test_a_request_that_is_no_http_writes_no_traceback(serve: Daemon) -> None:
             client.recv(4096)
     assert serve.get("/-/healthy").status_code == 200
     assert "Traceback" not in serve.output
+
+
+def endless(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(200)
+    request.end_headers()
+    while True:
+        request.wfile.write(b"vllm:num_requests_running 1\n" * 10_000)
+
+
+def garbage(request: BaseHTTPRequestHandler) -> None:
+    request.wfile.write(b"\x00\xffSSH-2.0\r\n\r\n")
+    request.close_connection = True
+
+
+def elsewhere(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(308)
+    request.send_header("Location", "http://127.0.0.1:1/metrics")
+    request.send_header("Content-Length", "0")
+    request.end_headers()
+
+
+def silence(request: BaseHTTPRequestHandler) -> None:
+    time.sleep(3)
+
+
+# What a server does at every route, the reason that its failure has, and what its sentence says.
+REFUSALS: dict[str, tuple[Answer, str, str]] = {
+    "401": (text_answer("who?", status=401), "unauthorized", "set `basic_auth` or `bearer_token_file`"),
+    "403": (text_answer("no", status=403), "unauthorized", "set `basic_auth` or `bearer_token_file`"),
+    "407": (text_answer("no", status=407), "unauthorized", "set `proxy_basic_auth`"),
+    "404": (text_answer("no", status=404), "http_status", "is this vLLM's address?"),
+    "500": (text_answer("no", status=500), "http_status", "status 500"),
+    "503": (text_answer("no", status=503), "unavailable", "the server is not serving at the moment"),
+    "redirect": (elsewhere, "http_status", "redirects are not followed"),
+    "endless": (endless, "too_large", "the answer is larger than 16 MiB"),
+    "garbage": (garbage, "bad_answer", "it does not begin as HTTP/1.1 does"),
+    "silence": (silence, "timeout", "no full answer within 0.5 s"),
+    "html": (text_answer("<html>"), "not_vllm", "the answer is an HTML page"),
+    "empty": (text_answer(""), "not_vllm", "the answer is empty"),
+}
+
+
+def test_each_refusal_has_its_reason_and_its_sentence_and_costs_nobody_else_a_scrape(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path)
+    with contextlib.ExitStack() as servers:
+        url, _ = servers.enter_context(http_server(vllm_answers()))
+        untrusted, _ = servers.enter_context(http_server(vllm_answers(), certificate=certificate))
+        replicas = [
+            {"name": "good", "url": url},
+            {"name": "untrusted", "url": untrusted},
+            {"name": "plain", "url": url.replace("http:", "https:")},
+        ]
+        for name, (answer, _, _) in REFUSALS.items():
+            routes = dict.fromkeys(("/metrics", "/version", "/v1/models", "/health"), answer)
+            replicas.append({"name": name, "url": servers.enter_context(http_server(routes))[0]})
+        config = config_file(tmp_path, f"replicas: {json.dumps(replicas)}")
+        serve = servers.enter_context(daemon("serve", "--config", config))
+        expected = {name: (reason, words) for name, (_, reason, words) in REFUSALS.items()}
+        expected["untrusted"] = ("tls", "set `tls: {ca_file: /path/to/ca.pem}`")
+        expected["plain"] = ("tls", "is the server plain http?")
+        for name, (reason, _) in expected.items():
+            labels = {"replica": name, "source": "metrics", "reason": reason}
+            wait_for(partial(serve.value, "kvheadroom_source_failures_total", **labels), name)
+        for name, (_, words) in expected.items():
+            assert serve.value("kvheadroom_replica_state", replica=name, state="down") == 1
+            assert serve.value("kvheadroom_kv_usage_ratio", replica=name) is None
+            (source,) = status_of(serve, name)["sources"]
+            assert words in source["detail"], name
+        for _ in range(20):
+            # Withheld numbers would mean that three ticks in a row were late.
+            assert serve.value("kvheadroom_kv_usage_ratio", replica="good") is not None
+            time.sleep(0.1)
+        assert serve.value("kvheadroom_source_failures_total", replica="good") is None
+        assert "Traceback" not in serve.output

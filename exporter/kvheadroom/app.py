@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import aiohttp
-
+from kvheadroom.access import names_files, open_endpoint, open_endpoints
 from kvheadroom.capacity.assessment import (
     FleetAssessment,
     ReloadStatus,
     ReplicaAssessment,
 )
 from kvheadroom.capacity.gpus import GpuReading
-from kvheadroom.config import Config, ConfigError, ReplicaConfig, read_small_file
+from kvheadroom.config import Config, ConfigError
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.gpu_sampler import GpuSampler
 from kvheadroom.monitor.sampler import ReplicaSampler
 from kvheadroom.outputs.server import ListenAddress, start_server
 from kvheadroom.replica import Replica
-from kvheadroom.sources.http import open_session
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import Session, open_session
 from kvheadroom.sources.model_files import ModelFilesReader
 from kvheadroom.sources.nvml import NvmlSource
 from kvheadroom.sources.slow_files import SlowFiles
@@ -35,55 +35,6 @@ CHECK_FACTS_SECONDS = 30.0
 CONFIG_FILES_SECONDS = 5.0
 GPU_SECONDS = 5.0
 """Without persistence mode a driver takes seconds to start; its thread waits, nobody else does."""
-
-
-def read_api_key(replica: ReplicaConfig) -> str | None:
-    """The key of one replica, from its file.
-
-    Raises:
-        ConfigError: naming the file, never its content.
-    """
-    if replica.api_key_file is None:
-        return None
-    shown = _shown(replica.api_key_file)
-    try:
-        key = read_small_file(replica.api_key_file).strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{replica.replica}: api_key_file {shown} cannot be read") from error
-    if not key or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"{replica.replica}: api_key_file {shown} holds no single-line key")
-    return key
-
-
-async def read_api_keys(config: Config, files: SlowFiles) -> dict[str, str | None]:
-    """The key of every replica; all files are read at once, and one that hangs ends at its deadline.
-
-    Raises:
-        ConfigError: naming the file, never its content.
-    """
-
-    async def read(replica: ReplicaConfig) -> str | None:
-        if replica.api_key_file is None:
-            return None
-        try:
-            return await files.read(
-                str(replica.api_key_file),
-                partial(read_api_key, replica),
-                timeout_seconds=CONFIG_FILES_SECONDS,
-            )
-        except TimeoutError as error:
-            raise ConfigError(
-                f"{replica.replica}: api_key_file {_shown(replica.api_key_file)}: {error} "
-                "Give the key in a file on a disk that answers"
-            ) from error
-
-    keys = await asyncio.gather(*(read(replica) for replica in config.replicas))
-    return {replica.replica: key for replica, key in zip(config.replicas, keys, strict=True)}
-
-
-def _shown(api_key_file: Path) -> str:
-    # A word without a slash may be the key itself, written in the wrong place.
-    return str(api_key_file) if len(api_key_file.parts) > 1 else "(not shown)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +54,10 @@ def _carried_over(before: ReplicaAssessment | None, fresh: ReplicaAssessment) ->
 class Watch:
     """The samplers of one config, kept running; reloading replaces only what changed."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: Session, files: SlowFiles) -> None:
         self.board = Board(())
         self._session = session
+        self._files = files
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
@@ -113,19 +65,19 @@ class Watch:
         self.gpus_read = asyncio.Event()
 
     def prepare(
-        self, config: Config, api_keys: Mapping[str, str | None], *, start: bool
+        self, config: Config, endpoints: Mapping[str, Endpoint], *, start: bool
     ) -> list[ReplicaSampler]:
         """Take a config over: replicas that it leaves as they were go on without a gap.
 
         Args:
-            api_keys: of every replica, read already: nothing here waits.
+            endpoints: of every replica, opened already: nothing here waits.
             start: let the samplers run; False for a single tick by hand.
         """
         settings = {
             replica.replica: (
                 # Which GPUs serve it changes nothing in how it is sampled.
                 replica.model_copy(update={"gpus": ()}),
-                api_keys[replica.replica],
+                endpoints[replica.replica],
                 config.scrape_interval,
                 config.session_tokens,
                 config.overhead_gb,
@@ -137,8 +89,9 @@ class Watch:
                 config,
                 replica,
                 self._session,
-                api_keys[replica.replica],
-                self._readers.setdefault(replica.replica, ModelFilesReader()),
+                endpoints[replica.replica],
+                reader=self._readers.setdefault(replica.replica, ModelFilesReader()),
+                reopen=partial(open_endpoint, replica, self._files) if names_files(replica) else None,
             )
             for replica in config.replicas
             if replica.replica not in self._running
@@ -228,12 +181,12 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     files = SlowFiles()
-    api_keys = await read_api_keys(config, files)
+    endpoints = await open_endpoints(config, files, timeout_seconds=CONFIG_FILES_SECONDS)
     async with contextlib.AsyncExitStack() as stack:
-        watch = Watch(await stack.enter_async_context(open_session()))
+        watch = Watch(await stack.enter_async_context(open_session()), files)
         stack.push_async_callback(watch.close)
         url = await stack.enter_async_context(start_server(listen, watch.board, notice=notice))
-        watch.prepare(config, api_keys, start=True)
+        watch.prepare(config, endpoints, start=True)
         if with_gpus:
             gpus = asyncio.create_task(watch.sample_gpus())
             stack.callback(gpus.cancel)
@@ -269,7 +222,8 @@ async def _reload(watch: Watch, config_file: ConfigFile, files: SlowFiles) -> No
             )
         except TimeoutError as error:
             raise ConfigError(f"{config_file.path}: {error} Send SIGHUP again once it answers") from error
-        watch.prepare(config, await read_api_keys(config, files), start=True)
+        endpoints = await open_endpoints(config, files, timeout_seconds=CONFIG_FILES_SECONDS)
+        watch.prepare(config, endpoints, start=True)
     except Exception as error:  # noqa: BLE001  whatever it is, the config before it stays in use
         log.error("reload failed, the config before it stays in use: %s", error)  # noqa: TRY400  no fault of ours
         last = time.time() if before is None else before.last_success_at
@@ -286,8 +240,10 @@ async def check(config: Config) -> FleetAssessment:
         ConfigError: a file that the config names cannot be read.
     """
     async with open_session() as session:
-        watch = Watch(session)
-        samplers = watch.prepare(config, await read_api_keys(config, SlowFiles()), start=False)
+        files = SlowFiles()
+        watch = Watch(session, files)
+        endpoints = await open_endpoints(config, files, timeout_seconds=CONFIG_FILES_SECONDS)
+        samplers = watch.prepare(config, endpoints, start=False)
         gpus = asyncio.create_task(watch.sample_gpus())
         try:
             await asyncio.gather(*(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in samplers))

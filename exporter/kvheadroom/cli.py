@@ -123,7 +123,8 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "      gpus: [GPU-1a2b3c4d-...]   # the GPUs of this machine that serve it (nvidia-smi -L)\n"
         "      weights_bytes: 16060522496\n"
         "      flags: {tensor_parallel_size: 8}\n"
-        "      # api_key_file: /run/secrets/vllm-key\n\n"
+        "      # api_key_file: /run/secrets/vllm-key\n"
+        "      # also: basic_auth, bearer_token_file, headers, tls, proxy_url, unix_socket (README)\n\n"
         "SIGHUP reads the file again; a file with a fault changes nothing. `kvheadroom check` tries one first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -196,7 +197,7 @@ def _add_plan(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     plan.set_defaults(run=_plan)
 
 
-def _add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_record(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     record = commands.add_parser(
         "record",
         help="record what a vLLM server says, for replay, backtests and bug reports",
@@ -485,7 +486,8 @@ def _get(url: str) -> bytes:
 
     from kvheadroom.capacity.readings import SourceFailure
     from kvheadroom.config import validate_address
-    from kvheadroom.sources.http import Endpoint, fetch, open_session
+    from kvheadroom.sources.endpoint import Endpoint
+    from kvheadroom.sources.http import fetch, open_session
 
     endpoint = Endpoint(validate_address(url.rstrip("/").removesuffix("/metrics")))
 

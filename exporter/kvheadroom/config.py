@@ -18,6 +18,14 @@ from pydantic import (
     model_validator,
 )
 
+from kvheadroom.access_settings import (
+    MAY_HOLD_SECRETS,
+    PARTS,
+    AccessSettings,
+    Strict,
+    base_url,
+    is_under,
+)
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name, not_modelled_because
 
@@ -28,7 +36,6 @@ class ConfigError(OperatorError):
 
 MAX_FILE_BYTES = 4 * 1024**2
 _NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
-_HOST = re.compile(r"[0-9a-zA-Z_-]+(\.[0-9a-zA-Z_-]+)*\.?|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(%[0-9a-zA-Z]+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB|KiB|MiB|GiB)")
@@ -40,26 +47,6 @@ def _duration(value: object) -> float:
     if match is None:
         raise ValueError(f"{value!r} is no duration; write a number with its unit, e.g. 5s or 1m")
     return float(match[1]) * _DURATION_SECONDS[match[2]]
-
-
-def _base_url(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        port_is_valid = parts.port is None or parts.port > 0
-    except ValueError:
-        parts, port_is_valid = urlsplit(""), False
-    if "@" in value:
-        raise ValueError("an address may not hold a user or password: it is shown on pages and in metrics")
-    plain = re.fullmatch(r"[\x21-\x7e]+", value) is not None and len(value) <= 2000
-    host = parts.hostname or ""
-    if parts.scheme not in ("http", "https") or not port_is_valid or not plain or not _HOST.fullmatch(host):
-        raise ValueError(f"{value[:100]!r} is no server's address; write e.g. http://host:8000")
-    if parts.query or parts.fragment:
-        raise ValueError("an address may not have a query (?...) or fragment (#...)")
-    path = parts.path.rstrip("/")
-    if path.endswith("/metrics"):
-        raise ValueError("give the server's address without /metrics")
-    return f"{parts.scheme}://{parts.netloc}{path}"
 
 
 def _gpu(value: object) -> object:
@@ -104,15 +91,10 @@ def _each_once(values: tuple[str, ...]) -> tuple[str, ...]:
 
 GpuUuid = Annotated[str, AfterValidator(_gpu_uuid)]
 Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0.1, le=3600)]
-BaseUrl = Annotated[str, AfterValidator(_base_url)]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class VllmFlags(_Strict):
+class VllmFlags(Strict):
     """vLLM's flags by vLLM's names, as far as they decide the KV cache. Unset: not known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -147,10 +129,9 @@ class VllmFlags(_Strict):
     hf_overrides: dict[str, Any] | None = None
 
 
-class ReplicaConfig(_Strict):
+class ReplicaConfig(AccessSettings):
     """One vLLM server."""
 
-    url: BaseUrl
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     model: Annotated[str, Field(min_length=1), AfterValidator(_expanded)] | None = None
     weights_bytes: PositiveInt | None = None
@@ -158,7 +139,6 @@ class ReplicaConfig(_Strict):
     gpu: Annotated[str | None, BeforeValidator(_gpu)] = None
     gpus: Annotated[tuple[GpuUuid, ...], AfterValidator(_each_once)] = ()
     hbm_bytes: PositiveInt | None = None
-    api_key_file: Path | None = None
 
     @model_validator(mode="after")
     def _cpu_has_no_hbm(self) -> Self:
@@ -175,7 +155,7 @@ class ReplicaConfig(_Strict):
         return parts.netloc + parts.path
 
 
-class Config(_Strict):
+class Config(Strict):
     """The whole configuration."""
 
     scrape_interval: Duration = 5.0
@@ -249,7 +229,7 @@ def validate_address(value: str) -> str:
         ConfigError: with what is wrong and what is allowed.
     """
     try:
-        return _base_url(value)
+        return base_url(value)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -307,7 +287,8 @@ def _fault(where: str, fault: Any) -> str:
     elif fault["type"] != "value_error":
         message = _PLAIN.get(fault["type"], f"{message[0].lower()}{message[1:]}")
         # Only a single value is repeated: a whole mapping may hold a secret.
-        if isinstance(fault["input"], str | int | float | bool | None):
+        secret = is_under(fault["loc"], MAY_HOLD_SECRETS)
+        if not secret and isinstance(fault["input"], str | int | float | bool | None):
             message += f", got {fault['input']!r}"[:120]
     return f"{where}: {place}: {message}" if place else f"{where}: {message}"
 
@@ -321,15 +302,16 @@ _PLAIN = {
     "int_type": "a whole number is needed",
     "bool_type": "true or false is needed",
     "float_type": "a number is needed",
+    "path_type": "the path of a file is needed",
 }
 
 
 def _did_you_mean(location: tuple[Any, ...]) -> str:
     import difflib
 
-    model: type[BaseModel] = Config
-    if len(location) > 1:
-        model = VllmFlags if "flags" in location[:-1] else ReplicaConfig
+    model: type[BaseModel] = Config if len(location) == 1 else ReplicaConfig
+    for step in location[:-1]:
+        model = VllmFlags if step == "flags" else PARTS.get(step, model)
     close = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1)
     if close:
         return f"; did you mean `{close[0]}`?"

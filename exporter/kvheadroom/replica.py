@@ -1,18 +1,21 @@
 """One configured replica -> the sources that its sampler is handed."""
 
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
-
-import aiohttp
 
 from kvheadroom.capacity.assessment import SourceStatus
 from kvheadroom.capacity.facts import EngineFacts, MissingFact, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
-from kvheadroom.config import Config, ReplicaConfig
+from kvheadroom.config import Config, ConfigError, ReplicaConfig
 from kvheadroom.monitor.sampler import ReplicaSources, Resolution
-from kvheadroom.sources.http import Endpoint
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import Session
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
 from kvheadroom.sources.model_files import ModelFilesReader
 from kvheadroom.sources.vllm_pages import VllmPages
@@ -22,6 +25,17 @@ MAX_SCRAPE_SECONDS = 10.0
 FACTS_SECONDS = 5.0
 MODEL_FILES_SECONDS = 10.0
 
+TURNED_AWAY = frozenset({FailureReason.UNAUTHORIZED, FailureReason.TLS, FailureReason.BAD_ANSWER})
+"""Failures after which the files of the access are read again: tokens and certificates are renewed on disk. A server
+that does not take a client certificate may just close the connection."""
+
+
+class Reopen(Protocol):
+    """Opens the endpoint anew from its files."""
+
+    async def __call__(self, *, timeout_seconds: float, known: Endpoint | None) -> Endpoint:
+        """Raises ConfigError, naming the file that is at fault."""
+
 
 class Replica:
     """The sources of one configured replica, as the callables that the sampler is handed."""
@@ -30,14 +44,17 @@ class Replica:
         self,
         config: Config,
         replica: ReplicaConfig,
-        session: aiohttp.ClientSession,
-        api_key: str | None = None,
+        session: Session,
+        endpoint: Endpoint,
+        *,
         reader: ModelFilesReader | None = None,
+        reopen: Reopen | None = None,
     ) -> None:
         self._session = session
-        self._endpoint = Endpoint(replica.url, api_key)
+        self._endpoint = endpoint
+        self._reopen = reopen
         self._timeout_seconds = min(config.scrape_interval, MAX_SCRAPE_SECONDS)
-        self._pages = VllmPages(session, self._endpoint, timeout_seconds=self._timeout_seconds)
+        self._pages = VllmPages(session)
         self._model_folder = replica.model
         self._model_reader = reader or ModelFilesReader()
         self._operator = OperatorFacts(
@@ -51,16 +68,43 @@ class Replica:
 
     async def fetch_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
         """Scrape `/metrics` and read it."""
-        return await self._explained(await self._pages.fetch())
+        return await self._let_in(self._pages.fetch)
 
     async def fetch_whole_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
         """Scrape all of `/metrics` and read it; for a recording, which keeps more than the wanted samples."""
-        return await self._explained(await self._pages.fetch_whole())
+        return await self._let_in(self._pages.fetch_whole)
 
-    async def _explained(
-        self, answer: tuple[Scrape, VllmPage] | SourceFailure
+    async def _let_in(
+        self, fetch: Callable[[Endpoint, float], Awaitable[tuple[Scrape, VllmPage] | SourceFailure]]
     ) -> tuple[Scrape, VllmPage] | SourceFailure:
+        """What comes; a server that turns us away is asked once more with what the files of the access hold now."""
+        deadline = time.monotonic() + self._timeout_seconds
+        answer = await fetch(self._endpoint, deadline)
+        if isinstance(answer, SourceFailure) and answer.reason in TURNED_AWAY:
+            fault = await self._open_again(deadline)
+            if fault is None:
+                answer = await fetch(self._endpoint, deadline)
+            elif fault:
+                answer = replace(answer, detail=f"{answer.detail}; and {fault}")
         return await self._what_answered(answer) if isinstance(answer, SourceFailure) else answer
+
+    async def _open_again(self, deadline: float) -> str | None:
+        """Read the files of the access again, as a server that turns us away may want newer ones.
+
+        None when they give another endpoint, else why there is none; empty when they are as they were.
+        """
+        if self._reopen is None:
+            return ""
+        try:
+            endpoint = await self._reopen(
+                timeout_seconds=max(0.0, deadline - time.monotonic()), known=self._endpoint
+            )
+        except ConfigError as error:
+            return str(error)
+        if endpoint == self._endpoint:
+            return ""
+        self._endpoint = endpoint
+        return None
 
     async def _what_answered(self, failure: SourceFailure) -> SourceFailure:
         """A page without vLLM's metrics: another program, or a vLLM that was told to give none."""
@@ -112,14 +156,19 @@ class Replica:
 
     async def resolve(self, page: VllmPage) -> Resolution:
         """Ask the server and the model's folder for the facts of every engine on the page."""
-        answers, failures = await fetch_server_answers(
-            self._session, self._endpoint, timeout_seconds=FACTS_SECONDS
-        )
+        answers, failures = await self._server_answers()
+        if any(failure is not None and failure.reason in TURNED_AWAY for failure in failures.values()):
+            fault = await self._open_again(time.monotonic() + FACTS_SECONDS)
+            if fault is None:
+                answers, failures = await self._server_answers()
         sources = [SourceStatus(source=name, failure=failure) for name, failure in failures.items()]
         files, missing, status = await self._model_files(answers.model_root)
         if status is not None:
             sources.append(status)
         return Resolution(self._facts(page, answers, files, missing), tuple(sources))
+
+    async def _server_answers(self) -> tuple[ServerAnswers, dict[str, SourceFailure | None]]:
+        return await fetch_server_answers(self._session, self._endpoint, timeout_seconds=FACTS_SECONDS)
 
     async def _model_files(
         self, root: str | None
@@ -136,7 +185,7 @@ class Replica:
             return None, MissingFact(MODEL_FILES, why, way_out), None
         else:
             folder = root
-            if not _is_this_machine(self._endpoint.base_url):
+            if not _is_this_machine(self._endpoint):
                 assumed = f"{root} on this machine holds the same files as on the server's"
         files = await self._model_reader.read(folder, assumed, timeout_seconds=MODEL_FILES_SECONDS)
         if isinstance(files, SourceFailure):
@@ -148,8 +197,13 @@ class Replica:
         return files, None, SourceStatus(source=MODEL_FILES, failure=None)
 
 
-def _is_this_machine(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
+def _is_this_machine(endpoint: Endpoint) -> bool:
+    if endpoint.unix_socket is not None:
+        return True
+    if endpoint.proxy is not None:
+        # Its loopback is not ours.
+        return False
+    host = urlsplit(endpoint.base_url).hostname or ""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+import socket
+import socketserver
 import ssl
 import subprocess
 import threading
@@ -26,8 +28,21 @@ def text_answer(body: bytes | str, *, status: int = 200, content_type: str = "te
     return answer
 
 
-def make_certificate(folder: Path) -> Path:
-    """A certificate for 127.0.0.1 that no system trusts, and its key, in one file."""
+def guarded(answers: dict[str, Answer], *, header: str, value: str, paths: str = "/") -> dict[str, Answer]:
+    """The same, with 401 for who does not send the header; only at paths that begin so."""
+
+    def guard(answer: Answer) -> Answer:
+        def checked(request: BaseHTTPRequestHandler) -> None:
+            known = request.headers.get_all(header) == [value]
+            (answer if known else text_answer("who?", status=401))(request)
+
+        return checked
+
+    return {path: guard(answer) if path.startswith(paths) else answer for path, answer in answers.items()}
+
+
+def make_certificate(folder: Path, *, name: str = "IP:127.0.0.1") -> Path:
+    """A certificate that no system trusts, and its key, in one file."""
     openssl = shutil.which("openssl")
     if openssl is None:
         from tests.conftest import unavailable
@@ -49,7 +64,7 @@ def make_certificate(folder: Path) -> Path:
             "-subj",
             "/CN=vllm",
             "-addext",
-            "subjectAltName=IP:127.0.0.1",
+            f"subjectAltName={name}",
             "-keyout",
             str(file),
             "-out",
@@ -64,9 +79,19 @@ def make_certificate(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def http_server(
-    answers: dict[str, Answer], *, certificate: Path | None = None
+    answers: dict[str, Answer],
+    *,
+    certificate: Path | None = None,
+    clients: Path | None = None,
+    unix_socket: Path | None = None,
 ) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
-    """Serve `answers` by path; gives the base URL and the list of (path, headers) that came in."""
+    """Serve `answers` by path; gives the base URL and the list of (path, headers) that came in.
+
+    Args:
+        certificate: of the server, which speaks TLS then.
+        clients: a certificate that clients must show.
+        unix_socket: listen there; the URL is of no use then.
+    """
     seen: list[tuple[str, dict[str, str]]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,19 +110,29 @@ def http_server(
         daemon_threads = True
         # Of a fleet that connects at once, nobody is to wait for a second try.
         request_queue_size = 128
+        address_family = socket.AF_INET if unix_socket is None else socket.AF_UNIX
+
+        def server_bind(self) -> None:
+            # Not HTTPServer's, which looks for the host of a socket's path.
+            socketserver.TCPServer.server_bind(self)
 
         def handle_error(self, *_: object) -> None:
             """A client that hangs up is what these tests are about."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    # What TCPServer hands to bind(); its stubs know no other family.
+    server = Server(("127.0.0.1", 0) if unix_socket is None else str(unix_socket), Handler)  # type: ignore[arg-type]
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
+        if clients is not None:
+            context.load_verify_locations(clients)
+            context.verify_mode = ssl.CERT_REQUIRED
         server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{server.server_address[1]}", seen
+        port = 0 if unix_socket is not None else server.server_address[1]
+        yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{port}", seen
     finally:
         server.shutdown()
         server.server_close()

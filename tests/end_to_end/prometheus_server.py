@@ -161,6 +161,12 @@ class PrometheusServer:
         return f"http://127.0.0.1:{self._port}"
 
     @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("Prometheus was not started")
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return self._process.log() if self._process is not None else ""
 

@@ -40,7 +40,8 @@ class VllmServer:
     """Use as a context manager, or call start() and stop().
 
     `flags` is either the command line's own words or a mapping such as `{"--max-model-len": 2048}`, where
-    True gives the bare flag and False leaves it out.
+    True gives the bare flag and False leaves it out. With a `certificate` the server speaks TLS and wants to be shown
+    that same certificate.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class VllmServer:
         dev_mode: bool = False,
         ready_limit_seconds: float = READY_LIMIT_SECONDS,
         port: int | None = None,
+        certificate: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.served_model_name = served_model_name
@@ -66,6 +68,7 @@ class VllmServer:
         self._ready_limit_seconds = ready_limit_seconds
         self._progress = progress
         self._wanted_port = port
+        self._certificate = certificate
         self._port = 0
         self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: ServerProcess | None = None
@@ -114,7 +117,7 @@ class VllmServer:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'http' if self._certificate is None else 'https'}://127.0.0.1:{self._port}"
 
     @property
     def port(self) -> int:
@@ -161,7 +164,8 @@ class VllmServer:
 
     def _is_healthy(self) -> bool:
         try:
-            return requests.get(f"{self.base_url}/health", timeout=2).ok
+            file = None if self._certificate is None else str(self._certificate)
+            return requests.get(f"{self.base_url}/health", timeout=2, verify=file or True, cert=file).ok
         except requests.RequestException:
             return False
 
@@ -177,7 +181,14 @@ class VllmServer:
             *("--port", str(self._port)),
             *("--served-model-name", self.served_model_name),
             *self._flags,
+            *self._tls_flags(),
         ]
+
+    def _tls_flags(self) -> list[str | Path]:
+        if self._certificate is None:
+            return []
+        files = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
+        return [word for flag in files for word in (flag, self._certificate)] + ["--ssl-cert-reqs", "2"]
 
     def _environment(self) -> dict[str, str]:
         # Byte code must be written, or every start is as slow as the first; PYTHONPATH could shadow packages.

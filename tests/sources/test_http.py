@@ -1,21 +1,25 @@
 """GET with a deadline and a limit: each way a target can fail has its reason and its way out."""
 
 import asyncio
+import contextlib
+import itertools
+import random
 import socket
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 
-import aiohttp
 import pytest
 
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure
-from kvheadroom.sources.http import Endpoint, fetch, open_session
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import Session, fetch, open_session
 from kvheadroom.sources.vllm_server import fetch_server_answers
 from tests.doubles.http_server import http_server, text_answer
 
 
-def with_session(work: Callable[[aiohttp.ClientSession], Awaitable[object]]) -> object:
+def with_session(work: Callable[[Session], Awaitable[object]]) -> object:
     async def run() -> object:
         async with open_session() as session:
             return await work(session)
@@ -71,6 +75,10 @@ def test_a_name_that_does_not_resolve_is_unreachable() -> None:
     assert failure("http://no-such-host.invalid:1").reason is FailureReason.UNREACHABLE
 
 
+def test_a_name_that_cannot_be_one_is_unreachable_too() -> None:
+    assert failure(f"http://{'x' * 64}.example:1").reason is FailureReason.UNREACHABLE
+
+
 def test_a_target_that_accepts_and_never_answers_times_out() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -111,19 +119,21 @@ def test_a_body_over_the_limit_is_dropped_while_it_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "word"),
+    ("status", "reason", "word"),
     [
-        (401, "something in front of the server asks"),
-        (404, "is this vLLM's address"),
-        (500, "status 500"),
-        (503, "scales"),
+        (401, FailureReason.UNAUTHORIZED, "something in front of the server asks"),
+        (403, FailureReason.UNAUTHORIZED, "set `basic_auth` or `bearer_token_file`"),
+        (404, FailureReason.HTTP_STATUS, "is this vLLM's address"),
+        (500, FailureReason.HTTP_STATUS, "status 500"),
+        (503, FailureReason.UNAVAILABLE, "scales"),
     ],
 )
-def test_a_status_other_than_200_is_told_with_its_meaning(status: int, word: str) -> None:
+def test_a_status_other_than_200_is_told_with_its_meaning(
+    status: int, reason: FailureReason, word: str
+) -> None:
     with http_server({"/metrics": text_answer("no", status=status)}) as (url, _):
         answer = failure(url)
-    unavailable = status == 503
-    assert answer.reason is (FailureReason.UNAVAILABLE if unavailable else FailureReason.HTTP_STATUS)
+    assert answer.reason is reason
     assert word in answer.detail
 
 
@@ -176,7 +186,9 @@ def test_a_redirect_to_another_host_is_never_followed_and_no_key_goes_there() ->
 
         with http_server({"/version": away, "/v1/models": away}) as (url, _):
             result = with_session(
-                lambda session: fetch_server_answers(session, Endpoint(url, "s3cret"), timeout_seconds=5)
+                lambda session: fetch_server_answers(
+                    session, Endpoint(url, api_key="s3cret"), timeout_seconds=5
+                )
             )
     assert isinstance(result, tuple)
     assert {f.reason for f in result[1].values()} == {FailureReason.HTTP_STATUS}
@@ -211,7 +223,7 @@ def test_release_model_and_length_come_from_the_servers_own_routes() -> None:
     answers = {"/version": text_answer('{"version": "0.32.0"}'), "/v1/models": text_answer(MODELS)}
     with http_server(answers) as (url, seen):
         result = with_session(
-            lambda session: fetch_server_answers(session, Endpoint(url, "s3cret"), timeout_seconds=5)
+            lambda session: fetch_server_answers(session, Endpoint(url, api_key="s3cret"), timeout_seconds=5)
         )
     assert isinstance(result, tuple)
     told, failures = result
@@ -240,3 +252,93 @@ def test_answers_of_another_shape_are_failures_and_not_facts(version: str, model
     told, failures = result
     assert (told.version, told.model_root, told.max_model_len) == (None, None, None)
     assert {f.reason for f in failures.values()} == {FailureReason.BAD_ANSWER}
+
+
+@contextlib.contextmanager
+def raw_server(answer: Callable[[int], bytes]) -> Iterator[str]:
+    """Answers the n-th connection with these bytes, whatever they are, and closes it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    count = itertools.count()
+
+    def talk(client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            client.recv(1 << 16)
+            client.sendall(answer(next(count)))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=talk, args=(client,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def test_whatever_bytes_a_server_answers_the_next_one_is_read_right(seeded: random.Random) -> None:
+    good = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nx 1\n\r\n0\r\n\r\n"
+
+    def mutated() -> bytes:
+        answer = bytearray(good)
+        for _ in range(seeded.randint(1, 6)):
+            at = seeded.randrange(len(answer))
+            match seeded.randrange(3):
+                case 0:
+                    answer[at] = seeded.randrange(256)
+                case 1:
+                    del answer[at : at + seeded.randint(1, 20)]
+                case _:
+                    answer[at:at] = seeded.randbytes(seeded.randint(1, 20))
+        return bytes(answer)
+
+    answers = [mutated() for _ in range(300)]
+
+    async def run(session: Session, url: str) -> list[Scrape | SourceFailure]:
+        return [
+            await fetch(session, Endpoint(url), "/metrics", source="metrics", timeout_seconds=5)
+            for _ in range(2 * len(answers))
+        ]
+
+    # Every other answer is good: what the bad one has left behind must not be taken for it.
+    with raw_server(lambda n: answers[n // 2] if n % 2 else good) as url:
+        got = with_session(lambda session: run(session, url))
+    assert isinstance(got, list)
+    told = [answer for answer in got[::2] if isinstance(answer, Scrape)]
+    assert len(told) == len(answers)
+    assert {scrape.body for scrape in told} == {b"x 1\n"}
+    failures = {answer.reason for answer in got[1::2] if isinstance(answer, SourceFailure)}
+    assert FailureReason.BAD_ANSWER in failures
+    assert failures <= {
+        FailureReason.BAD_ANSWER,
+        FailureReason.HTTP_STATUS,
+        FailureReason.UNAUTHORIZED,
+        FailureReason.UNAVAILABLE,
+        FailureReason.TOO_LARGE,
+    }
+
+
+def test_a_connection_is_kept_and_one_that_the_server_has_closed_meanwhile_is_replaced() -> None:
+    connections = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        connections.append(request.client_address[1])
+        # Says that it goes on, and closes all the same, as servers do after some idle seconds.
+        request.close_connection = len(connections) == 2
+        text_answer("x 1\n")(request)
+
+    async def run(session: Session, url: str) -> list[Scrape | SourceFailure]:
+        return [
+            await fetch(session, Endpoint(url), "/metrics", source="metrics", timeout_seconds=5)
+            for _ in range(4)
+        ]
+
+    with http_server({"/metrics": answer}) as (url, _):
+        got = with_session(lambda session: run(session, url))
+    assert isinstance(got, list)
+    assert all(isinstance(one, Scrape) for one in got)
+    first, second, third, fourth = connections
+    assert first == second != third == fourth

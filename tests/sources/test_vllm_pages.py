@@ -1,6 +1,7 @@
 """Which page a server is asked for, against servers that filter, do not, and change their mind."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
@@ -8,7 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
-from kvheadroom.sources.http import Endpoint, open_session
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import open_session
 from kvheadroom.sources.vllm_metrics import parse_page
 from kvheadroom.sources.vllm_pages import FILTERED_PAGE, VllmPages
 from tests.conftest import capture
@@ -40,12 +42,12 @@ def scrapes(*steps: Callable[[Answers], None] | None) -> tuple[list[list[str]], 
     async def run() -> None:
         with http_server(answers) as (url, seen):
             async with open_session() as session:
-                pages = VllmPages(session, Endpoint(url), timeout_seconds=5.0)
+                pages = VllmPages(session)
                 for step in steps:
                     if step is not None:
                         step(answers)
                     del seen[:]
-                    answer = await pages.fetch()
+                    answer = await pages.fetch(Endpoint(url), time.monotonic() + 5.0)
                     asked.append([path.partition("?")[0] for path, _ in seen])
                     got.append(answer if isinstance(answer, SourceFailure) else answer[0])
 

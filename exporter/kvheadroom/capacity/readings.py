@@ -16,6 +16,7 @@ class FailureReason(StrEnum):
     UNREACHABLE = "unreachable"
     TLS = "tls"
     HTTP_STATUS = "http_status"
+    UNAUTHORIZED = "unauthorized"
     UNAVAILABLE = "unavailable"
     TOO_LARGE = "too_large"
     BAD_ANSWER = "bad_answer"

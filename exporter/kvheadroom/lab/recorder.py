@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvheadroom.app import read_api_keys
+from kvheadroom.access import open_endpoints
+from kvheadroom.app import CONFIG_FILES_SECONDS
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.readings import Scrape, SourceFailure, VllmPage
@@ -86,9 +87,9 @@ async def record(order: Order, report: Callable[[str], None]) -> Ending:
         config = order.config.model_copy(
             update={"scrape_interval": SCRAPE_SECONDS, "replicas": (order.replica,)}
         )
-        keys = await read_api_keys(config, SlowFiles())
+        endpoints = await open_endpoints(config, SlowFiles(), timeout_seconds=CONFIG_FILES_SECONDS)
         async with open_session() as session:
-            replica = Replica(config, order.replica, session, keys[order.replica.replica])
+            replica = Replica(config, order.replica, session, endpoints[order.replica.replica])
             return await _Recorder(order, file, replica, report).run(stop)
     finally:
         file.close()

@@ -17,25 +17,29 @@ class Board:
 
     def __init__(self, replicas: tuple[ReplicaAssessment, ...]) -> None:
         self._fleet = FleetAssessment(replicas)
+        self._latest = {replica.replica: replica for replica in replicas}
+        self._published = False
+        """Whether a replica has published since the fleet was put together."""
         self._gpu_failures: Counter[GpuFailureReason] = Counter()
 
     @property
     def fleet(self) -> FleetAssessment:
-        """The latest state, stale parts included."""
+        """The latest state, stale parts included; put together when somebody reads it."""
+        if self._published:
+            self._fleet = replace(self._fleet, replicas=tuple(self._latest.values()))
+            self._published = False
         return self._fleet
 
     def publish(self, replica: ReplicaAssessment) -> None:
         """Replace one replica's assessment; one that is no longer on the board stays off it."""
-        self._fleet = replace(
-            self._fleet,
-            replicas=tuple(
-                replica if old.replica == replica.replica else old for old in self._fleet.replicas
-            ),
-        )
+        if replica.replica in self._latest:
+            self._latest[replica.replica] = replica
+            self._published = True
 
     def set_replicas(self, replicas: tuple[ReplicaAssessment, ...]) -> None:
         """Another set of replicas, after a reload."""
-        self._fleet = replace(self._fleet, replicas=replicas)
+        self._latest = {replica.replica: replica for replica in replicas}
+        self._published = True
 
     def publish_gpus(
         self, reading: GpuReading, interval_seconds: float, assigned: tuple[tuple[str, str], ...]

@@ -82,7 +82,7 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
         engines=engines,
         problems=tuple(problems[:_MAX_PROBLEMS]),
         process_start_time_seconds=_start_time(body),
-        metrics=_metrics(body, layout.metrics),
+        metrics=_metrics(body, layout),
     )
 
 
@@ -93,9 +93,10 @@ def _read(lines: list[tuple[bytes, bytes]], problems: list[PageProblem]) -> tupl
     """
     before = tuple(line[0] for line in lines)
     try:
-        values = [float(line[1]) for line in lines]
+        texts = [line[1] for line in lines]
+        values = list(map(float, texts))
         # float() also takes "1_000", which is no number of the exposition format.
-        if sum(map(len, before)) <= _MAX_LAYOUT_BYTES and not any(b"_" in line[1] for line in lines):
+        if sum(map(len, before)) <= _MAX_LAYOUT_BYTES and b"_" not in b"".join(texts):
             return _known_layout(before), values
     except ValueError:
         pass
@@ -116,14 +117,10 @@ def _known_layout(before: tuple[bytes, ...]) -> "_Layout":
     return _layout([series_before(text) for text in before])
 
 
-def _metrics(body: bytes, with_samples: frozenset[str]) -> frozenset[str]:
+def _metrics(body: bytes, layout: "_Layout") -> frozenset[str]:
     """The wanted metrics on a page: a multi-process server declares a gauge that it has not set yet."""
-    declared = {
-        f"vllm:{NEWEST[name]}"
-        for name in NAMES
-        if f"vllm:{NEWEST[name]}" not in with_samples and b"# TYPE vllm:%b " % name.encode() in body
-    }
-    return with_samples | declared if declared else with_samples
+    declared = [metric for metric, declaration in layout.without_samples if declaration in body]
+    return layout.metrics.union(declared) if declared else layout.metrics
 
 
 def _start_time(body: bytes) -> float | None:
@@ -181,11 +178,13 @@ class _Layout:
 
     Attributes:
         metrics: the newest names, with `vllm:`, of the metrics that have samples.
+        without_samples: such names of the others, each with what declares it.
     """
 
     series: tuple[Series, ...]
     engines: tuple[_EngineLayout, ...]
     metrics: frozenset[str]
+    without_samples: tuple[tuple[str, bytes], ...]
 
 
 def _layout(series: Sequence[Series]) -> _Layout:
@@ -220,7 +219,13 @@ def _layout(series: Sequence[Series]) -> _Layout:
         detail = f"the page has {len(names)} engines; only the first {MAX_ENGINES} are read"
         problem = PageProblem(ProblemReason.BAD_VALUE, detail)
         engines[0] = replace(engines[0], problems=(problem, *engines[0].problems))
-    return _Layout(tuple(series), tuple(engines), frozenset(f"vllm:{NEWEST[one.metric]}" for one in series))
+    metrics = frozenset(f"vllm:{NEWEST[one.metric]}" for one in series)
+    without = [
+        (newest, b"# TYPE vllm:%b " % name.encode())
+        for name in NAMES
+        if (newest := f"vllm:{NEWEST[name]}") not in metrics
+    ]
+    return _Layout(tuple(series), tuple(engines), metrics, tuple(without))
 
 
 def _engine_layout(

@@ -6,12 +6,12 @@ an empty body where several processes share their metrics (0.8.5 to 0.33.0). So 
 `/metrics`, which vLLM renders beside its event loop; then the filtered one is tried, and kept to while it tells as much.
 """
 
+import operator
 import time
 
-import aiohttp
-
-from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
-from kvheadroom.sources.http import Endpoint, fetch
+from kvheadroom.capacity.readings import EngineSnapshot, FailureReason, Scrape, SourceFailure, VllmPage
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import Session, fetch
 from kvheadroom.sources.metric_names import NAMES
 from kvheadroom.sources.vllm_metrics import parse_page
 
@@ -26,6 +26,7 @@ LARGEST_SHARE = 0.5
 _OF_THE_FILTER = frozenset(
     {
         FailureReason.HTTP_STATUS,
+        FailureReason.UNAUTHORIZED,
         FailureReason.BAD_ANSWER,
         FailureReason.NOT_VLLM,
         FailureReason.NO_VLLM_METRICS,
@@ -33,26 +34,27 @@ _OF_THE_FILTER = frozenset(
     }
 )
 
+_FIGURES = operator.attrgetter(*EngineSnapshot.__slots__)
+
 _Told = frozenset[tuple[str, str]]
 
 
 class VllmPages:
     """The pages of one server, and what was found out about asking it."""
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_seconds: float) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._endpoint = endpoint
-        self._timeout_seconds = timeout_seconds
         self._whole: tuple[_Told, int] | None = None
         """What the last whole page told, and its bytes; None until there is one of this process."""
         self._refused = False
         """Whether this process does not give the filtered page right."""
         self._process_start: float | None = None
+        self._shape: object = None
+        """Of the last page, filtered or whole, that told all there is."""
 
-    async def fetch(self) -> tuple[Scrape, VllmPage] | SourceFailure:
-        """Scrape and read one page, within the timeout whatever is asked on the way."""
-        deadline = time.monotonic() + self._timeout_seconds
-        answer = await self._ask(deadline)
+    async def fetch(self, endpoint: Endpoint, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
+        """Scrape and read one page, until the deadline (of the monotonic clock) whatever is asked on the way."""
+        answer = await self._ask(endpoint, deadline)
         if isinstance(answer, SourceFailure):
             # What answers next may be another process.
             self._forget()
@@ -64,36 +66,48 @@ class VllmPages:
             self._process_start = start
         return answer
 
-    async def fetch_whole(self) -> tuple[Scrape, VllmPage] | SourceFailure:
+    async def fetch_whole(
+        self, endpoint: Endpoint, deadline: float
+    ) -> tuple[Scrape, VllmPage] | SourceFailure:
         """Scrape and read the whole page, with everything that vLLM tells."""
-        return await self._get(WHOLE_PAGE, time.monotonic() + self._timeout_seconds)
+        return await self._get(endpoint, WHOLE_PAGE, deadline)
 
     def _forget(self) -> None:
-        self._whole, self._refused, self._process_start = None, False, None
+        self._whole, self._refused, self._process_start, self._shape = None, False, None, None
 
-    async def _ask(self, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
+    async def _ask(self, endpoint: Endpoint, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
         if self._whole is not None and not self._refused:
             told, size = self._whole
-            answer = await self._get(FILTERED_PAGE, deadline)
+            answer = await self._get(endpoint, FILTERED_PAGE, deadline)
             if isinstance(answer, SourceFailure):
                 if answer.reason not in _OF_THE_FILTER:
                     return answer
-            elif told <= _told(answer[1]) and len(answer[0].body) <= size * LARGEST_SHARE:
-                return answer
+            elif len(answer[0].body) <= size * LARGEST_SHARE:
+                shape = _shape(answer[1])
+                if shape == self._shape:
+                    return answer
+                now = _told(answer[1])
+                if told <= now:
+                    self._whole, self._shape = (now, size), shape
+                    return answer
             self._refused = True
-        answer = await self._get(WHOLE_PAGE, deadline)
+        answer = await self._get(endpoint, WHOLE_PAGE, deadline)
         if not isinstance(answer, SourceFailure) and answer[1].engines:
-            told = _told(answer[1])
-            if self._whole is not None and told != self._whole[0]:
-                # It was the page that changed, not the filter that failed.
-                self._refused = False
-            self._whole = told, len(answer[0].body)
+            shape = _shape(answer[1])
+            if self._whole is None or shape != self._shape:
+                told = _told(answer[1])
+                if self._whole is not None and told != self._whole[0]:
+                    # It was the page that changed, not the filter that failed.
+                    self._refused = False
+                self._whole, self._shape = (told, len(answer[0].body)), shape
         return answer
 
-    async def _get(self, path: str, deadline: float) -> tuple[Scrape, VllmPage] | SourceFailure:
+    async def _get(
+        self, endpoint: Endpoint, path: str, deadline: float
+    ) -> tuple[Scrape, VllmPage] | SourceFailure:
         scrape = await fetch(
             self._session,
-            self._endpoint,
+            endpoint,
             path,
             source="metrics",
             timeout_seconds=max(0.0, deadline - time.monotonic()),
@@ -112,3 +126,10 @@ def _told(page: VllmPage) -> _Told:
         for name in engine.__slots__
         if getattr(engine, name) is not None
     ) | frozenset(("", name) for name in page.metrics)
+
+
+def _shape(page: VllmPage) -> object:
+    """Equal for pages that tell the same; cheaper than what they tell."""
+    return page.metrics, [
+        (engine.engine, [value is None for value in _FIGURES(engine)]) for engine in page.engines
+    ]

@@ -4,11 +4,10 @@ import asyncio
 import json
 from typing import Any
 
-import aiohttp
-
 from kvheadroom.capacity.facts import ServerAnswers
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure
-from kvheadroom.sources.http import Endpoint, fetch
+from kvheadroom.sources.endpoint import Endpoint
+from kvheadroom.sources.http import Session, fetch
 
 MAX_JSON_BYTES = 4 * 1024**2
 MAX_TEXT_CHARACTERS = 4096
@@ -16,7 +15,7 @@ LONGEST_MODEL_LEN = 2**40
 
 
 async def fetch_server_answers(
-    session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_seconds: float
+    session: Session, endpoint: Endpoint, *, timeout_seconds: float
 ) -> tuple[ServerAnswers, dict[str, SourceFailure | None]]:
     """Release, model and max_model_len as the server tells them, and per source whether it answered."""
     version, models = await asyncio.gather(
@@ -49,7 +48,7 @@ def _is_plain(text: Any) -> bool:
     return isinstance(text, str) and 0 < len(text) <= MAX_TEXT_CHARACTERS and text.isprintable()
 
 
-async def is_healthy(session: aiohttp.ClientSession, endpoint: Endpoint, *, timeout_seconds: float) -> bool:
+async def is_healthy(session: Session, endpoint: Endpoint, *, timeout_seconds: float) -> bool:
     """Whether `/health` answers 200; vLLM answers 503 there once its engine is dead."""
     answer = await fetch(session, endpoint, "/health", source="health", timeout_seconds=timeout_seconds)
     return isinstance(answer, Scrape)
@@ -68,7 +67,7 @@ def _base_model(models: Any) -> tuple[str | None, int | None] | None:
 
 
 async def _get_json(
-    session: aiohttp.ClientSession, endpoint: Endpoint, path: str, source: str, timeout_seconds: float
+    session: Session, endpoint: Endpoint, path: str, source: str, timeout_seconds: float
 ) -> Any:
     answer = await fetch(
         session,
