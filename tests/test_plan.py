@@ -329,7 +329,16 @@ def test_an_empty_name_of_a_file_is_told_so() -> None:
     assert run.stderr == "kvheadroom: --cases: the name of a file is needed\n"
 
 
-DAEMONS_LIBRARIES = {"aiohttp", "jinja2", "prometheus_client", "pydantic", "pynvml", "uvloop", "yaml"}
+DAEMONS_LIBRARIES = {
+    "aiohttp",
+    "httptools",
+    "jinja2",
+    "prometheus_client",
+    "pydantic",
+    "pynvml",
+    "uvloop",
+    "yaml",
+}
 
 
 def imported_by(tmp_path: Path, code: str, *arguments: str) -> set[str]:
