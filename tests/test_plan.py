@@ -346,7 +346,7 @@ def test_an_empty_name_of_a_file_is_told_so() -> None:
 
 # And requests, which only a name on the hub needs.
 DAEMONS_LIBRARIES = {
-    "aiohttp", "jinja2", "prometheus_client", "pydantic", "pynvml", "requests", "uvloop", "yaml",
+    "aiohttp", "httptools", "jinja2", "prometheus_client", "pydantic", "pynvml", "requests", "uvloop", "yaml",
 }  # fmt: skip
 
 
