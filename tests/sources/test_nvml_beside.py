@@ -189,6 +189,37 @@ def test_a_list_of_processes_that_hangs_is_that_gpus_timeout(driver: FakeDriver)
         assert reading.processes == (GpuProcesses(gpu=SECOND.uuid, used_bytes=SECOND.used),)
 
 
+def test_a_gpu_that_fails_keeps_its_processes_until_it_is_well_and_they_are_listed_anew(
+    driver: FakeDriver,
+) -> None:
+    well = replace(FIRST, processes=((4242, 5),))
+    driver.gpus = [well, SECOND]
+    with driver.source() as source:
+        source.read()
+        driver.faults = {(MEMORY_V2, FIRST.uuid): NvmlCode.NO_PERMISSION}
+        for _ in range(PROCESSES_AFTER_READS):
+            reading = source.read()
+        assert failures(reading) == [(FIRST.uuid, "no_permission")]
+        assert reading.processes_taken_at == reading.taken_at
+        (kept,) = (one for one in reading.processes if one.gpu == FIRST.uuid)
+        assert kept == GpuProcesses(gpu=FIRST.uuid, processes=(GpuProcess(4242, 5),))
+        driver.faults = {}
+        driver.gpus = [replace(well, processes=()), SECOND]
+        for _ in range(PROCESSES_AFTER_READS):
+            reading = source.read()
+        assert listed(reading)[FIRST.uuid] == ()
+
+
+def test_a_mig_device_that_is_gone_has_no_processes(driver: FakeDriver) -> None:
+    driver.gpus = [replace(FIRST, mig=1, migs=(PART,))]
+    with driver.source() as source:
+        source.read()
+        driver.gpus = [replace(FIRST, mig=1)]
+        for _ in range(PROCESSES_AFTER_READS):
+            reading = source.read()
+        assert reading.processes == ()
+
+
 THIRD = replace(FIRST, uuid="GPU-33333333", used=5)
 
 

@@ -96,7 +96,7 @@ class GpuProcesses:
 
     Attributes:
         used_bytes: of the whole GPU at the same instant, by v2; None by any other accounting, which holds more than
-            processes.
+            processes, and when the list is an old one of a GPU that fails.
         unknown: why the driver lists none; None when it listed them, be it none.
     """
 
@@ -143,7 +143,7 @@ class GpuReading:
         divided: the UUIDs of GPUs in MIG mode, of which only the MIG devices are read.
         first_listed: (index, UUID) of every GPU as the driver listed it when it was first seen; two have the same
             index when one came or went in between.
-        processes: of each GPU that gave numbers, as last listed: at every tenth reading.
+        processes: of each GPU, as last listed: at every tenth reading.
         processes_taken_at: unix seconds of that; None before the first.
         xids: of every GPU that had one.
         xid_watched: the UUIDs of whole GPUs whose errors the driver would tell; of others nothing is known.

@@ -223,9 +223,22 @@ class NvmlSource:
         answers = [self._collect(position, device, asked) for position, device in enumerate(self._devices)]
         if with_processes:
             self._reads_since_processes = 0
-            self._processes = tuple(one for answer in answers for one in answer.processes)
+            self._keep_processes(answers)
             self._processes_taken_at = taken_at
         return answers
+
+    def _keep_processes(self, answers: list[Answer]) -> None:
+        """The new lists; of a GPU that fails the last one, so that it still fails the replica that it serves."""
+        failing = {
+            one.gpu for answer in answers for failure in answer.failures for one in self._of_parts(failure)
+        }
+        listed = {one.gpu: one for answer in answers for one in answer.processes}
+        kept = (
+            replace(one, used_bytes=None)
+            for one in self._processes
+            if one.gpu in failing and one.gpu not in listed
+        )
+        self._processes = (*listed.values(), *kept)
 
     def _collect(
         self, position: int, device: Device | _Broken, asked: dict[str, BackgroundCall[Answer]]
