@@ -1,6 +1,7 @@
 """Which processes are the server at an address: by a `/proc` made up, one recorded, and this machine's own."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -166,7 +167,8 @@ def test_a_server_whose_sockets_may_not_be_seen_is_told_with_the_way_out(
 def test_a_listener_of_none_of_the_processes_is_told(proc: ProcFolder) -> None:
     del proc.processes[100]
     assert (
-        found(proc).unknown == "the process that listens at 127.0.0.1:8000 is not among those of this machine"
+        found(proc).unknown
+        == "the process that listens at 127.0.0.1:8000 is none of those that kvheadroom can see"
     )
 
 
@@ -176,6 +178,40 @@ def test_processes_that_end_meanwhile_cost_nothing(proc: ProcFolder) -> None:
     (proc.folder / "301").mkdir()
     (proc.folder / "301" / "stat").write_text("", encoding="ascii")
     assert found(proc).pids == {100, 101, 102, 103}
+
+
+def test_who_holds_a_socket_is_looked_for_again_only_when_nobody_known_does(
+    proc: ProcFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan, scanned = os.scandir, []
+
+    def count(path: Path) -> object:
+        scanned.append(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", count)
+    proc.process(104, 100, 501)
+    tree = ProcessTree(proc.write())
+    assert tree.find((HERE,))[0].pids == {100, 101, 102, 103, 104}
+    looks = len(scanned)
+    assert looks == len(proc.processes)
+    proc.process(105, 103)
+    proc.write()
+    assert tree.find((HERE,))[0].pids == {100, 101, 102, 103, 104, 105}
+    assert len(scanned) == looks
+    # The server is started anew, as another process and with another socket.
+    proc.sockets[0] = ("0.0.0.0", 8000, 777, "0A")
+    proc.process(300, 50, 777)
+    shutil.rmtree(proc.folder / "100")
+    del proc.processes[100]
+    proc.write()
+    assert tree.find((HERE,))[0].pids == {300}
+    # And its number is given to a process that holds no such socket.
+    proc.process(300, 50)
+    proc.process(301, 50, 777)
+    shutil.rmtree(proc.folder / "300")
+    proc.write()
+    assert tree.find((HERE,))[0].pids == {301}
 
 
 def test_several_servers_are_found_in_one_look(proc: ProcFolder) -> None:

@@ -45,7 +45,10 @@ class _Processes:
 
 
 class ProcessTree:
-    """Finds servers by who listens. What it reads may block, so it is for a thread that may hang.
+    """Finds servers by who listens. What it reads may block, so it is for a thread that may hang, one at a time.
+
+    On a machine with many processes it is the look at all of their descriptors that takes long, so it remembers who holds a
+    socket and looks again only when nobody of them does.
 
     Args:
         proc: `/proc`.
@@ -53,10 +56,11 @@ class ProcessTree:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
+        self._held: dict[str, set[tuple[int, str]]] = {}
 
     def find(self, urls: tuple[str, ...]) -> tuple[ServerProcesses, ...]:
         """The processes of the server at each URL: those that listen there, and all that they started."""
-        if _link(self._proc / "self" / "ns" / "pid") != INITIAL_PID_NAMESPACE:
+        if _link(str(self._proc / "self" / "ns" / "pid")) != INITIAL_PID_NAMESPACE:
             return tuple(ServerProcesses(url=url, unknown=_CONTAINER) for url in urls)
         listeners = self._listeners()
         sockets = {url: self._sockets(url, listeners) for url in urls}
@@ -113,19 +117,29 @@ class ProcessTree:
         return frozenset(own)
 
     def _processes(self, wanted: set[str]) -> _Processes:
-        holders: dict[str, set[int]] = {socket: set() for socket in wanted}
-        parents: dict[int, int] = {}
+        self._held = {socket: self._still_held(socket) for socket in wanted}
         hidden = 0
-        for folder in self._proc.iterdir():
-            if not folder.name.isdigit():
-                continue
-            pid = int(folder.name)
-            # Its name stands in brackets and may hold anything, brackets too.
-            _, bracket, rest = _text(folder / "stat").rpartition(")")
+        if not all(self._held.values()):
+            hidden = self._look_for_holders()
+        parents = {}
+        for pid in self._pids():
+            # The name stands in brackets and may hold anything, brackets too.
+            _, bracket, rest = _text(self._proc / pid / "stat").rpartition(")")
             if bracket:
-                parents[pid] = int(rest.split()[1])
+                parents[int(pid)] = int(rest.split()[1])
+        holders = {socket: {pid for pid, _ in held} for socket, held in self._held.items()}
+        return _Processes(holders, parents, hidden)
+
+    def _still_held(self, socket: str) -> set[tuple[int, str]]:
+        """Who held it at the last look and does now; those who came to it since were started by one of them."""
+        return {(pid, path) for pid, path in self._held.get(socket, ()) if _link(path) == socket}
+
+    def _look_for_holders(self) -> int:
+        """Look at every descriptor of every process, and give the number of processes that do not show theirs."""
+        hidden = 0
+        for pid in self._pids():
             try:
-                descriptors = list(os.scandir(folder / "fd"))
+                descriptors = list(os.scandir(self._proc / pid / "fd"))
             except PermissionError:
                 hidden += 1
                 continue
@@ -133,11 +147,14 @@ class ProcessTree:
                 # It has ended.
                 continue
             for descriptor in descriptors:
-                socket = _link(Path(descriptor.path))
+                held = self._held.get(_link(descriptor.path))
                 # What systemd opened for a server it holds too, and everything is its child.
-                if socket in wanted and pid != _INIT:
-                    holders[socket].add(pid)
-        return _Processes(holders, parents, hidden)
+                if held is not None and int(pid) != _INIT:
+                    held.add((int(pid), descriptor.path))
+        return hidden
+
+    def _pids(self) -> list[str]:
+        return [entry.name for entry in self._proc.iterdir() if entry.name.isdigit()]
 
 
 def _server(url: str, sockets: frozenset[str] | str, processes: _Processes) -> ServerProcesses:
@@ -145,7 +162,7 @@ def _server(url: str, sockets: frozenset[str] | str, processes: _Processes) -> S
         return ServerProcesses(url=url, unknown=sockets)
     pids = {pid for socket in sockets for pid in processes.holders[socket]}
     if not pids:
-        why = f"the process that listens at {urlsplit(url).netloc} is not among those of this machine"
+        why = f"the process that listens at {urlsplit(url).netloc} is none of those that kvheadroom can see"
         if processes.hidden:
             why = (
                 f"which process listens at {urlsplit(url).netloc} may not be seen; run kvheadroom as the server's user, or "
@@ -200,8 +217,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _link(path: Path) -> str:
+def _link(path: str) -> str:
     try:
-        return str(path.readlink())
+        return os.readlink(path)  # noqa: PTH115  a Path for each of many thousand takes longer than the kernel
     except OSError:
         return ""
