@@ -22,7 +22,8 @@
  *
  *     gcc -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 fake_nvml.c
  *
- * With -DWITHOUT_MEMORY_V2 it lacks that function, as drivers before 510 do. */
+ * With -DWITHOUT_MEMORY_V2 it lacks that function, as drivers before 510 do; with -DWITHOUT_NEWER also MIG, events of
+ * the second kind and lists of processes of the third. */
 
 #include <pthread.h>
 #include <stdint.h>
@@ -330,6 +331,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, memory_v2_t *memory) {
 }
 #endif
 
+#ifndef WITHOUT_NEWER
 int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
     ENTER;
     gpu_t *gpu;
@@ -400,6 +402,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, proce
     *count = found;
     return code;
 }
+#endif
 
 int nvmlEventSetCreate(void **set) {
     ENTER;
@@ -428,6 +431,7 @@ int nvmlDeviceRegisterEvents(void *handle, bytes_t types, void *set) {
     return code;
 }
 
+#ifndef WITHOUT_NEWER
 /* It waits for nobody: what a test wants to last, it delays. */
 int nvmlEventSetWait_v2(void *set, event_t *event, unsigned milliseconds) {
     ENTER;
@@ -446,3 +450,4 @@ int nvmlEventSetWait_v2(void *set, event_t *event, unsigned milliseconds) {
         }
     return TIMED_OUT;
 }
+#endif

@@ -9,8 +9,8 @@ from kvheadroom.capacity.gpus import GpuProcess, GpuProcesses, GpuReading, XidCo
 from kvheadroom.sources.nvml import PROCESSES_AFTER_READS
 from kvheadroom.sources.nvml_codes import MEND_AFTER_READS, NvmlCode
 from kvheadroom.sources.nvml_events import MOST_AT_ONCE
-from tests.doubles.fake_nvml import MEMORY_V2, PROCESSES, FakeDriver, FakeMig, SourceProcess
-from tests.sources.gpu_readings import FIRST, SECOND, by_v2, failures, read_until_mended
+from tests.doubles.fake_nvml import MEMORY_V2, PROCESSES, FakeDriver, FakeMig, SourceProcess, build_library
+from tests.sources.gpu_readings import FIRST, SECOND, by_v1, by_v2, failures, read_until_mended
 
 REGISTER, WAIT, CREATE = "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetCreate"
 SHUTDOWN, FREE = "nvmlShutdown", "nvmlEventSetFree"
@@ -218,6 +218,36 @@ def test_a_mig_device_that_is_gone_has_no_processes(driver: FakeDriver) -> None:
         for _ in range(PROCESSES_AFTER_READS):
             reading = source.read()
         assert reading.processes == ()
+
+
+def test_a_driver_that_has_none_of_the_newer_functions_gives_its_memory_all_the_same(
+    driver: FakeDriver, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("oldest_driver")
+    driver.install(build_library(folder, "WITHOUT_MEMORY_V2", "WITHOUT_NEWER"))
+    with driver.source() as source:
+        for _ in range(2):
+            reading = source.read()
+            assert reading.gpus == (by_v1(FIRST, 0), by_v1(SECOND, 1))
+            assert reading.failures == ()
+    assert (reading.divided, reading.xids, reading.xid_watched) == ((), (), ())
+    assert all("Function Not Found" in (one.unknown or "") for one in reading.processes)
+    assert len(reading.processes) == 2
+
+
+def test_under_wsl_memory_is_read_by_v1_and_what_is_not_told_stays_absent(driver: FakeDriver) -> None:
+    driver.gpus = [replace(FIRST, processes=((4242, None),))]
+    driver.faults = {
+        (MEMORY_V2, FIRST.uuid): NvmlCode.UNKNOWN,
+        (REGISTER, FIRST.uuid): NvmlCode.NOT_SUPPORTED,
+        ("nvmlDeviceGetMigMode", FIRST.uuid): NvmlCode.NOT_SUPPORTED,
+    }
+    with driver.source() as source:
+        for _ in range(2):
+            reading = source.read()
+            assert (reading.gpus, reading.failures) == ((by_v1(FIRST, 0),), ())
+    assert reading.processes == (GpuProcesses(gpu=FIRST.uuid, processes=(GpuProcess(4242, None),)),)
+    assert reading.xid_watched == ()
 
 
 THIRD = replace(FIRST, uuid="GPU-33333333", used=5)

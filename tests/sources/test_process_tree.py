@@ -135,7 +135,10 @@ def test_two_servers_behind_localhost_are_told_apart_by_nobody(proc: ProcFolder)
     proc.listen("::1", 8000, 900)
     server = found(proc, "http://localhost:8000")
     assert server.pids == set()
-    assert server.unknown == "two servers listen at localhost:8000; write 127.0.0.1 or [::1] in its url"
+    assert (
+        server.unknown
+        == "two sockets, maybe of two servers, listen at localhost:8000; write 127.0.0.1 or [::1] in its url"
+    )
     assert found(proc).pids == {100, 101, 102, 103}
 
 

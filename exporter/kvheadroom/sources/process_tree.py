@@ -76,7 +76,7 @@ class ProcessTree:
         if host == "localhost" or host.endswith(".localhost"):
             each = {found for found in (_called(at_port, address) for address in _LOOPBACKS) if found}
             if len(each) > 1:
-                return f"two servers listen at {host}:{port}; write 127.0.0.1 or [::1] in its url"
+                return f"two sockets, maybe of two servers, listen at {host}:{port}; write 127.0.0.1 or [::1] in its url"
             sockets = next(iter(each), frozenset())
         elif (address := _address(host)) is not None:
             if not address.is_loopback and address not in self._own_addresses():
