@@ -142,11 +142,11 @@ def test_a_gpu_that_the_config_names_in_two_ways_is_assigned_once() -> None:
         (
             replace(READING, processes=(processes(ONE, (99, 40)), processes(TWO))),
             URL,
-            "the driver lists none of its 4 processes on a GPU of this machine",
+            "none of its processes is on a GPU of this machine",
         ),
         (
             replace(READING, processes=(GpuProcesses(gpu=ONE, unknown="the driver lists none: no"),)),
-            URL,
+            OTHER_URL,
             "the driver lists none: no",
         ),
     ],

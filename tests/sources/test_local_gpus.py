@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvheadroom.capacity.gpus import GpuReading, ServerProcesses
+from kvheadroom.capacity.gpus import GpuProcess, GpuProcesses, GpuReading, ServerProcesses
 from kvheadroom.sources.local_gpus import LocalGpus
 
 URL = "http://127.0.0.1:8000"
@@ -25,9 +25,14 @@ class Outside:
         self.gpus = LocalGpus(self.read, self.find, lambda: self.urls, look_seconds=0.1)
 
     def read(self) -> GpuReading:
-        return GpuReading(taken_at=5.0, duration_seconds=0.0, processes_taken_at=self.listed_at)
+        on_gpus = (GpuProcess(11, 5), GpuProcess(12, None))
+        processes = (GpuProcesses(gpu="GPU-1", processes=on_gpus), GpuProcesses(gpu="GPU-2", unknown="no"))
+        return GpuReading(
+            taken_at=5.0, duration_seconds=0.0, processes=processes, processes_taken_at=self.listed_at
+        )
 
-    def find(self, urls: tuple[str, ...]) -> tuple[ServerProcesses, ...]:
+    def find(self, urls: tuple[str, ...], pids: frozenset[int]) -> tuple[ServerProcesses, ...]:
+        assert pids == {11, 12}
         self.looks.append(urls)
         self.goes_on.wait(20)
         if self.fault is not None:

@@ -155,13 +155,11 @@ def _by_process(server: ServerProcesses | None, lists: tuple[GpuProcesses, ...])
     """The GPUs that processes of a server are on, or why they are not known."""
     if server is None:
         return "its processes were not looked for yet"
-    if server.unknown is not None:
-        return server.unknown
+    unknown = [one.unknown for one in lists if one.unknown is not None]
+    if unknown and len(unknown) == len(lists):
+        return unknown[0]
     gpus = tuple(one.gpu for one in lists if any(process.pid in server.pids for process in one.processes))
-    if gpus:
-        return gpus
-    unknown = next((one.unknown for one in lists if one.unknown is not None), None)
-    return unknown or f"the driver lists none of its {len(server.pids)} processes on a GPU of this machine"
+    return gpus or server.unknown or "none of its processes is on a GPU of this machine"
 
 
 def _others(one: Assignment, server: ServerProcesses | None, listed: GpuProcesses) -> OthersMemory | None:

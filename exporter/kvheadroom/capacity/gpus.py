@@ -117,11 +117,11 @@ class XidCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProcesses:
-    """The processes of the vLLM server that listens at an address.
+    """The processes on GPUs that belong to the vLLM server at an address.
 
     Attributes:
         url: as the config has it.
-        pids: those that listen, and all that they started.
+        pids: who listens there, or was started by who does, and is on a GPU.
         unknown: why there are none, as a sentence without its full stop.
     """
 

@@ -8,9 +8,9 @@ from kvheadroom.capacity.gpus import GpuReading, ServerProcesses
 from kvheadroom.sources.background import BackgroundCall
 
 LOOK_SECONDS = 2.0
-"""Measured on a busy machine: 80 ms with 700 processes. What the driver may take comes before, and both before the deadline."""
+"""It takes tens of milliseconds on a busy machine. The driver comes before, and both come before a reading's deadline."""
 
-Find = Callable[[tuple[str, ...]], tuple[ServerProcesses, ...]]
+Find = Callable[[tuple[str, ...], frozenset[int]], tuple[ServerProcesses, ...]]
 
 
 class LocalGpus:
@@ -18,7 +18,7 @@ class LocalGpus:
 
     Args:
         read_gpus: what the driver says.
-        find: the processes of the servers at some URLs; it may block for ever.
+        find: which of some processes belong to the servers at some URLs; it may block for ever.
         urls: of the servers that may run on GPUs; asked at every reading: a reload may change them.
         look_seconds: how long a reading waits for `find`.
     """
@@ -47,13 +47,14 @@ class LocalGpus:
             at = (reading.processes_taken_at, urls)
             if at != self._looked_at:
                 self._looked_at = at
-                self._servers = self._look(urls)
+                pids = frozenset(process.pid for one in reading.processes for process in one.processes)
+                self._servers = self._look(urls, pids)
         return replace(reading, servers=self._servers)
 
-    def _look(self, urls: tuple[str, ...]) -> tuple[ServerProcesses, ...]:
+    def _look(self, urls: tuple[str, ...], pids: frozenset[int]) -> tuple[ServerProcesses, ...]:
         # Nothing is asked while an earlier look hangs.
         if self._call is None or not self._call.is_stuck:
-            self._call = BackgroundCall(partial(_found, self._find, urls), "processes")
+            self._call = BackgroundCall(partial(_found, self._find, urls, pids), "processes")
             self._call.wait(self._look_seconds)
             if self._call.answer is not None:
                 return self._call.answer
@@ -61,9 +62,9 @@ class LocalGpus:
         return tuple(ServerProcesses(url=url, unknown=why) for url in urls)
 
 
-def _found(find: Find, urls: tuple[str, ...]) -> tuple[ServerProcesses, ...]:
+def _found(find: Find, urls: tuple[str, ...], pids: frozenset[int]) -> tuple[ServerProcesses, ...]:
     try:
-        return find(urls)
+        return find(urls, pids)
     except Exception as error:  # noqa: BLE001  whatever it is, it is told and somebody waits for an answer
         why = f"a fault of kvheadroom: {error!r}"
         return tuple(ServerProcesses(url=url, unknown=why) for url in urls)

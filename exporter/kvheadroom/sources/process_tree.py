@@ -1,4 +1,8 @@
-"""The kernel's `/proc` -> which processes are the vLLM server that listens at an address of this machine."""
+"""The kernel's `/proc` -> which processes on GPUs belong to the vLLM server that listens at an address.
+
+From each process on a GPU up to whoever started it, until one holds the socket that answers at the address: vLLM's workers and
+engines are descendants of its API server. So only these few processes are looked at, each in the network that it sees.
+"""
 
 import os
 import sys
@@ -32,23 +36,29 @@ class _Listener:
 
 
 @dataclass(frozen=True, slots=True)
-class _Processes:
-    """Who holds which socket, and who started whom.
+class _Network:
+    """One network namespace: what listens in it, and the addresses that lead to it."""
+
+    listeners: tuple[_Listener, ...]
+    addresses: frozenset[Address]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a URL calls.
 
     Attributes:
-        hidden: processes whose sockets may not be seen.
+        address: None by the machine's name, which may be any of its addresses.
+        is_ours: it leads to kvheadroom's own network, whatever that is.
     """
 
-    holders: dict[str, set[int]]
-    parents: dict[int, int]
-    hidden: int
+    port: int
+    address: Address | None
+    is_ours: bool
 
 
 class ProcessTree:
-    """Finds servers by who listens. What it reads may block, so it is for a thread that may hang, one at a time.
-
-    On a machine with many processes it is the look at all of their descriptors that takes long, so it remembers who holds a
-    socket and looks again only when nobody of them does.
+    """Finds the processes of servers. What it reads may block, so it is for a thread that may hang.
 
     Args:
         proc: `/proc`.
@@ -56,137 +66,138 @@ class ProcessTree:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._held: dict[str, set[tuple[int, str]]] = {}
 
-    def find(self, urls: tuple[str, ...]) -> tuple[ServerProcesses, ...]:
-        """The processes of the server at each URL: those that listen there, and all that they started."""
-        if _link(str(self._proc / "self" / "ns" / "pid")) != INITIAL_PID_NAMESPACE:
+    def find(self, urls: tuple[str, ...], pids: frozenset[int]) -> tuple[ServerProcesses, ...]:
+        """For the server at each URL, those of some processes that it started, or why none is known.
+
+        Args:
+            pids: of processes on GPUs.
+        """
+        if _link(self._proc / "self" / "ns" / "pid") != INITIAL_PID_NAMESPACE:
             return tuple(ServerProcesses(url=url, unknown=_CONTAINER) for url in urls)
-        listeners = self._listeners()
-        sockets = {url: self._sockets(url, listeners) for url in urls}
-        wanted = {socket for found in sockets.values() if isinstance(found, frozenset) for socket in found}
-        processes = self._processes(wanted) if wanted else _Processes({}, {}, 0)
-        return tuple(_server(url, found, processes) for url, found in sockets.items())
+        chains = {pid: self._chain(pid) for pid in pids}
+        members = {member for chain in chains.values() for member in chain}
+        held = {member: self._sockets_of(member) for member in members}
+        homes = {member: _link(self._proc / str(member) / "ns" / "net") for member in members}
+        ours = _link(self._proc / "self" / "ns" / "net")
+        networks = {ours: self._network(self._proc / "net")}
+        for member, home in homes.items():
+            if home and home not in networks:
+                networks[home] = self._network(self._proc / str(member) / "net")
+        servers = []
+        for url in urls:
+            target = self._target(url, networks[ours])
+            if isinstance(target, str):
+                servers.append(ServerProcesses(url=url, unknown=target))
+                continue
+            called = {home: _called(target, networks[home], is_ours=home == ours) for home in networks}
+            holders = {
+                member
+                for member in members
+                if not (held[member] or frozenset()).isdisjoint(called.get(homes[member], frozenset()))
+            }
+            found = frozenset(pid for pid, chain in chains.items() if not holders.isdisjoint(chain))
+            why = (
+                None if found else _why(url, any(called.values()), any(one is None for one in held.values()))
+            )
+            servers.append(ServerProcesses(url=url, pids=found, unknown=why))
+        return tuple(servers)
 
-    def _sockets(self, url: str, listeners: tuple[_Listener, ...]) -> frozenset[str] | str:
-        """Who is called by a URL, or why that is not known."""
+    def _chain(self, pid: int) -> tuple[int, ...]:
+        """A process and who started it, and so on; without the machine's first, which may hold sockets for others."""
+        chain: list[int] = []
+        while pid > _INIT and pid not in chain:
+            # The name stands in brackets and may hold anything, brackets too.
+            _, bracket, rest = _text(self._proc / str(pid) / "stat").rpartition(")")
+            if not bracket:
+                # It has ended.
+                break
+            chain.append(pid)
+            pid = int(rest.split()[1])
+        return tuple(chain)
+
+    def _sockets_of(self, pid: int) -> frozenset[str] | None:
+        """The sockets that a process holds; None when they may not be seen."""
+        try:
+            return frozenset(_link(Path(entry.path)) for entry in os.scandir(self._proc / str(pid) / "fd"))
+        except PermissionError:
+            return None
+        except OSError:
+            return frozenset()
+
+    def _target(self, url: str, ours: _Network) -> _Target | str:
+        """What a URL calls, or why that is not known."""
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port or _PORTS[parts.scheme]
-        at_port = tuple(listener for listener in listeners if listener.port == port)
         if host == "localhost" or host.endswith(".localhost"):
-            each = {found for found in (_called(at_port, address) for address in _LOOPBACKS) if found}
-            if len(each) > 1:
+            each = {address: _answering(ours, port, address) for address in _LOOPBACKS}
+            answering = [address for address, sockets in each.items() if sockets]
+            if len(set(map(each.get, answering))) > 1:
                 return f"two sockets, maybe of two servers, listen at {host}:{port}; write 127.0.0.1 or [::1] in its url"
-            sockets = next(iter(each), frozenset())
-        elif (address := _address(host)) is not None:
-            if not address.is_loopback and address not in self._own_addresses():
-                return f"{host} is no address of this machine, as far as kvheadroom's network shows"
-            sockets = _called(at_port, address)
-        elif host.lower() == _text(self._proc / "sys" / "kernel" / "hostname").strip().lower():
-            # The name may be any of the machine's addresses, so only who listens at all of them is surely called.
-            sockets = frozenset(one.socket for one in at_port if one.address.is_unspecified)
-        else:
-            return f"{host} is not known to be this machine; write its address in digits where it is"
-        if not sockets:
-            return (
-                f"nothing listens at {host}:{port} in kvheadroom's network; a server in a container of its own may do so "
-                "behind a forwarded port"
-            )
-        return sockets
+            return _Target(port, answering[0] if answering else _LOOPBACKS[0], is_ours=True)
+        address = _address(host)
+        if address is not None:
+            return _Target(port, address, is_ours=address.is_loopback)
+        if host.lower() == _text(self._proc / "sys" / "kernel" / "hostname").strip().lower():
+            return _Target(port, None, is_ours=True)
+        return f"{host} is not known to be this machine; write its address in digits where it is"
 
-    def _listeners(self) -> tuple[_Listener, ...]:
-        found = []
+    def _network(self, folder: Path) -> _Network:
+        listeners = []
         for name in ("tcp", "tcp6"):
-            for line in _text(self._proc / "net" / name).splitlines()[1:]:
+            for line in _text(folder / name).splitlines()[1:]:
                 fields = line.split()
                 if len(fields) > 9 and fields[3] == _LISTENS:
                     address, port = fields[1].split(":")
-                    found.append(_Listener(_unhex(address), int(port, 16), f"socket:[{fields[9]}]"))
-        return tuple(found)
-
-    def _own_addresses(self) -> frozenset[Address]:
-        own: set[Address] = set()
+                    listeners.append(_Listener(_unhex(address), int(port, 16), f"socket:[{fields[9]}]"))
+        addresses: set[Address] = set()
         last = ""
-        for line in _text(self._proc / "net" / "fib_trie").splitlines():
+        for line in _text(folder / "fib_trie").splitlines():
             words = line.split()
-            if "host" in words and "LOCAL" in words:
-                own.add(IPv4Address(last))
+            if words[-2:] == ["host", "LOCAL"]:
+                addresses.add(IPv4Address(last))
             last = words[-1] if words else ""
-        for line in _text(self._proc / "net" / "if_inet6").splitlines():
-            own.add(IPv6Address(bytes.fromhex(line.split()[0])))
-        return frozenset(own)
-
-    def _processes(self, wanted: set[str]) -> _Processes:
-        self._held = {socket: self._still_held(socket) for socket in wanted}
-        hidden = 0
-        if not all(self._held.values()):
-            hidden = self._look_for_holders()
-        parents = {}
-        for pid in self._pids():
-            # The name stands in brackets and may hold anything, brackets too.
-            _, bracket, rest = _text(self._proc / pid / "stat").rpartition(")")
-            if bracket:
-                parents[int(pid)] = int(rest.split()[1])
-        holders = {socket: {pid for pid, _ in held} for socket, held in self._held.items()}
-        return _Processes(holders, parents, hidden)
-
-    def _still_held(self, socket: str) -> set[tuple[int, str]]:
-        """Who held it at the last look and does now; those who came to it since were started by one of them."""
-        return {(pid, path) for pid, path in self._held.get(socket, ()) if _link(path) == socket}
-
-    def _look_for_holders(self) -> int:
-        """Look at every descriptor of every process, and give the number of processes that do not show theirs."""
-        hidden = 0
-        for pid in self._pids():
-            try:
-                descriptors = list(os.scandir(self._proc / pid / "fd"))
-            except PermissionError:
-                hidden += 1
-                continue
-            except OSError:
-                # It has ended.
-                continue
-            for descriptor in descriptors:
-                held = self._held.get(_link(descriptor.path))
-                # What systemd opened for a server it holds too, and everything is its child.
-                if held is not None and int(pid) != _INIT:
-                    held.add((int(pid), descriptor.path))
-        return hidden
-
-    def _pids(self) -> list[str]:
-        return [entry.name for entry in self._proc.iterdir() if entry.name.isdigit()]
+        for line in _text(folder / "if_inet6").splitlines():
+            addresses.add(IPv6Address(bytes.fromhex(line.split()[0])))
+        return _Network(tuple(listeners), frozenset(addresses))
 
 
-def _server(url: str, sockets: frozenset[str] | str, processes: _Processes) -> ServerProcesses:
-    if isinstance(sockets, str):
-        return ServerProcesses(url=url, unknown=sockets)
-    pids = {pid for socket in sockets for pid in processes.holders[socket]}
-    if not pids:
-        why = f"the process that listens at {urlsplit(url).netloc} is none of those that kvheadroom can see"
-        if processes.hidden:
-            why = (
-                f"which process listens at {urlsplit(url).netloc} may not be seen; run kvheadroom as the server's user, or "
-                "as root"
-            )
-        return ServerProcesses(url=url, unknown=why)
-    children: dict[int, list[int]] = {}
-    for child, parent in processes.parents.items():
-        children.setdefault(parent, []).append(child)
-    ahead = list(pids)
-    while ahead:
-        new = [child for child in children.get(ahead.pop(), ()) if child not in pids]
-        pids.update(new)
-        ahead += new
-    return ServerProcesses(url=url, pids=frozenset(pids))
+def _called(target: _Target, network: _Network, *, is_ours: bool) -> frozenset[str]:
+    """The sockets that answer in one network."""
+    address = target.address
+    if target.is_ours and not is_ours:
+        return frozenset()
+    if address is None:
+        # Only who listens at all addresses is surely called by a name.
+        return _at(network, target.port, IPv4Address(0)) | _at(network, target.port, IPv6Address(0))
+    if address.is_loopback or address in network.addresses:
+        return _answering(network, target.port, address)
+    return frozenset()
 
 
-def _called(listeners: tuple[_Listener, ...], address: Address) -> frozenset[str]:
+def _answering(network: _Network, port: int, address: Address) -> frozenset[str]:
     """Who answers at an address: who listens there, else at all of its kind, else at all of both kinds."""
     for wanted in (address, type(address)(0), IPv6Address(0)):
-        found = frozenset(listener.socket for listener in listeners if listener.address == wanted)
+        found = _at(network, port, wanted)
         if found:
             return found
     return frozenset()
+
+
+def _at(network: _Network, port: int, address: Address) -> frozenset[str]:
+    return frozenset(one.socket for one in network.listeners if (one.port, one.address) == (port, address))
+
+
+def _why(url: str, is_called: bool, is_hidden: bool) -> str:  # noqa: FBT001  two facts, called once
+    place = urlsplit(url).netloc
+    if is_hidden:
+        return (
+            "who started the processes on the GPUs may not be seen; run kvheadroom as the servers' user, or as root "
+            "(CAP_SYS_PTRACE)"
+        )
+    if is_called:
+        return f"whoever listens at {place} started none of the processes that the driver lists on GPUs of this machine"
+    return f"nothing listens at {place} in the network of kvheadroom or of a process on a GPU of this machine"
 
 
 def _address(host: str) -> Address | None:
@@ -217,8 +228,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _link(path: str) -> str:
+def _link(path: Path) -> str:
     try:
-        return os.readlink(path)  # noqa: PTH115  a Path for each of many thousand takes longer than the kernel
+        return str(path.readlink())
     except OSError:
         return ""
