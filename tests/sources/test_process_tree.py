@@ -228,10 +228,10 @@ def test_several_servers_are_found_in_one_look(proc: ProcFolder) -> None:
 def test_the_workers_of_two_real_servers_are_told_apart(tmp_path: Path) -> None:
     # Each process of a CUDA build that would be on a GPU is a worker; see the recording's README.
     proc = unpack(RECORDINGS / "proc_of_two_vllm.json", tmp_path)
-    urls = ("http://127.0.0.1:56199", "http://127.0.0.1:58893")
-    several, plain = ProcessTree(proc).find(urls, frozenset({11376, 11379, 9817}))
-    assert several.pids == {11376, 11379}
-    assert plain.pids == {9817}
+    urls = ("http://127.0.0.1:59643", "http://127.0.0.1:51399")
+    several, plain = ProcessTree(proc).find(urls, frozenset({16402, 16419, 13062}))
+    assert several.pids == {16402, 16419}
+    assert plain.pids == {13062}
 
 
 CHILD_THAT_HAS_A_CHILD = """
