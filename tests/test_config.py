@@ -56,6 +56,24 @@ replicas:
     assert (b.replica, b.url) == ("b/prefix", "https://b/prefix")
 
 
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("[GPU-1A2B3C4D-00ff, MIG-1A2B3C4D-00ff]", ("GPU-1a2b3c4d-00ff", "MIG-1a2b3c4d-00ff")),
+        ("[MIG-GPU-1A2B3C4D-00ff/3/0]", ("MIG-GPU-1a2b3c4d-00ff/3/0",)),
+        ("[1, 0]", (1, 0)),
+        ("'3,1'", (3, 1)),
+        ("'GPU-1a2b3c4d, MIG-1a2b3c4d'", ("GPU-1a2b3c4d", "MIG-1a2b3c4d")),
+        ("[]", ()),
+    ],
+)
+def test_gpus_are_uuids_mig_uuids_or_indices_as_a_list_or_as_in_cuda_visible_devices(
+    tmp_path: Path, text: str, gpus: tuple[str | int, ...]
+) -> None:
+    config = load(tmp_path, f"replicas: [{{url: 'http://h:1', gpus: {text}}}]")
+    assert config.replicas[0].gpus == gpus
+
+
 def test_defaults_are_those_of_the_reference(tmp_path: Path) -> None:
     config = load(tmp_path, "replicas: [{url: 'http://h:1'}]")
     assert (config.scrape_interval, config.session_tokens) == (5.0, (262144,))
@@ -76,8 +94,13 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         (REPLICA + "scrape_interval: 5", "/c.yaml: scrape_interval: 5 is no duration; write a number with its unit, e.g. 5s or 1m"),
         (REPLICA + "scrape_interval: 5 minutes", "/c.yaml: scrape_interval: '5 minutes' is no duration; write a number with its unit, e.g. 5s or 1m"),
         (REPLICA + "scrape_interval: 1ms", "/c.yaml: scrape_interval: input should be greater than or equal to 0.1, got '1ms'"),
-        ("replicas: [{url: 'http://h:1', gpus: ['0']}]", "/c.yaml: replicas[0].gpus[0]: '0' is no UUID of a GPU; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..."),
-        ("replicas: [{url: 'http://h:1', gpus: [MIG-41b35f7b-1c5a]}]", "/c.yaml: replicas[0].gpus[0]: 'MIG-41b35f7b-1c5a' is a MIG device, and this version reads no memory of MIG devices; leave it out of `gpus`, and set `hbm_bytes` to the bytes of the slice (torch.cuda.mem_get_info()[1]) for the prediction"),
+        ("replicas: [{url: 'http://h:1', gpus: ['0']}]", "/c.yaml: replicas[0].gpus[0]: '0' is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"),
+        ("replicas: [{url: 'http://h:1', gpus: [MIG-1/0/0]}]", "/c.yaml: replicas[0].gpus[0]: 'MIG-1/0/0' is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"),
+        ("replicas: [{url: 'http://h:1', gpus: [-1]}]", "/c.yaml: replicas[0].gpus[0]: '-1' is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"),
+        ("replicas: [{url: 'http://h:1', gpus: [true]}]", "/c.yaml: replicas[0].gpus[0]: 'True' is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"),
+        ("replicas: [{url: 'http://h:1', gpus: ''}]", "/c.yaml: replicas[0].gpus[0]: '' is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"),
+        ("replicas: [{url: 'http://h:1', gpus: '0,'}]", "/c.yaml: replicas[0].gpus[1]: '' is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"),
+        ("replicas: [{url: 'http://h:1', gpus: [0, 0]}]", "/c.yaml: replicas[0].gpus: 0 is given twice"),
         (REPLICA + "session_tokens: [0]", "/c.yaml: session_tokens[0]: input should be greater than 0, got 0"),
         (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: a whole number is needed, got '256K'"),
         ("replicas: [{url: 'host:8000'}]", "/c.yaml: replicas[0].url: 'host:8000' is no server's address; write e.g. http://host:8000"),

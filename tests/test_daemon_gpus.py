@@ -1,13 +1,16 @@
 """GPUs in the daemon: read through NVIDIA's bindings from a fake driver, joined to replicas by the config."""
 
+import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvheadroom.sources.process_tree import INITIAL_PID_NAMESPACE
 from tests.daemon import COMMAND, daemon, wait_for
-from tests.doubles.fake_nvml import ANY, MEMORY_V2, FakeDriver, FakeGpu
+from tests.doubles.fake_nvml import ANY, MEMORY_V2, FakeDriver, FakeGpu, FakeMig
 from tests.doubles.http_server import http_server
 from tests.test_daemon import config_file, vllm_answers
 
@@ -45,7 +48,7 @@ def test_free_memory_is_joined_to_its_replica_and_the_rest_shown_unassigned(
         assert serve.value("kvheadroom_gpu_memory_total_bytes", replica="r", gpu=ONE.uuid) == ONE.total
         assert serve.value(free, replica="", gpu=TWO.uuid) == TWO.total - TWO.reserved - TWO.used
         assert serve.value("kvheadroom_source_up", replica="", source="nvml") == 1
-        assert "No replica is said to run on these" in serve.get("/").text
+        assert "No replica is known to run on these" in serve.get("/").text
 
         # The memory moves, and it is the live value that is shown.
         driver.gpus = [FakeGpu(ONE.uuid, ONE.total, ONE.reserved, used=130_000_000_003), TWO]
@@ -54,6 +57,75 @@ def test_free_memory_is_joined_to_its_replica_and_the_rest_shown_unassigned(
             lambda: serve.value("kvheadroom_gpu_memory_used_bytes", gpu=ONE.uuid) == 130_000_000_003,
             "the new value",
         )
+
+
+@pytest.mark.skipif(
+    str(Path("/proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE,
+    reason="in a container with process numbers of its own nothing is joined",
+)
+def test_a_gpu_that_the_servers_process_is_on_is_joined_to_it_without_a_word_in_the_config(
+    tmp_path: Path, driver: FakeDriver
+) -> None:
+    # The double of vLLM listens in this very process.
+    own = replace(ONE, processes=((os.getpid(), 90_000_000_001), (4_100_000_000, 29_000_000_000)))
+    driver.gpus = [own, TWO]
+    driver.apply()
+    with http_server(vllm_answers()) as (url, _):
+        config = config_file(tmp_path, f"replicas: [{{url: '{url}', name: r}}]")
+        with daemon("serve", "--config", config, environment=driver.environment()) as serve:
+            wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=ONE.uuid) is not None, "the GPUs")
+            assert serve.value("kvheadroom_gpu_assignment", replica="r", gpu=ONE.uuid, by="process") == 1
+            others = serve.value("kvheadroom_gpu_memory_others_bytes", replica="r", gpu=ONE.uuid)
+            assert others == ONE.used - 90_000_000_001
+            free = "kvheadroom_gpu_memory_free_bytes"
+            assert serve.value(free, replica="r", gpu=ONE.uuid) == ONE.total - ONE.reserved - ONE.used
+            assert serve.value(free, replica="", gpu=TWO.uuid) is not None
+            assert serve.value("kvheadroom_gpu_assignment", gpu=TWO.uuid) is None
+            assert "Its processes are on these" in serve.get("/").text
+
+
+def test_a_server_on_none_of_the_gpus_is_told_as_such(tmp_path: Path, driver: FakeDriver) -> None:
+    with http_server(vllm_answers()) as (url, _):
+        config = config_file(tmp_path, f"replicas: [{{url: '{url}', name: r}}]")
+        with daemon("serve", "--config", config, environment=driver.environment()) as serve:
+            wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=ONE.uuid) is not None, "the GPUs")
+            assert "Its GPUs are not known: " in serve.get("/").text
+            assert serve.value("kvheadroom_gpu_memory_free_bytes", replica="", gpu=ONE.uuid) is not None
+
+
+def test_mig_devices_and_indices_of_the_config_are_joined_to_their_replicas(
+    tmp_path: Path, driver: FakeDriver
+) -> None:
+    part = FakeMig("MIG-aaaaaaaa-1", 0, 9, 0, total=18_790_481_923, reserved=7, used=11)
+    driver.gpus = [TWO, replace(ONE, mig=1, migs=(part,))]
+    driver.apply()
+    with http_server(vllm_answers()) as (url, _):
+        names = f"url: '{url}', name: a, gpus: [MIG-AAAAAAAA-1]", f"url: '{url}/', name: b, gpus: '0,1'"
+        config = config_file(tmp_path, f"replicas: [{{{names[0]}}}, {{{names[1]}}}]")
+        with daemon("serve", "--config", config, environment=driver.environment()) as serve:
+            wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=TWO.uuid) is not None, "the GPUs")
+            total = "kvheadroom_gpu_memory_total_bytes"
+            assert serve.value(total, replica="a", gpu=part.uuid) == part.total
+            assert serve.value(total, replica="b", gpu=TWO.uuid) == TWO.total
+            assert serve.value(total, gpu=ONE.uuid) is None
+            assert serve.value("kvheadroom_gpu_up", replica="b", gpu="1") == 0
+            assert (
+                f"is divided into MIG devices; give the UUID of one of them ({part.uuid})"
+                in serve.get("/").text
+            )
+
+
+def test_an_xid_error_is_counted(tmp_path: Path, driver: FakeDriver) -> None:
+    with (
+        http_server(vllm_answers()) as (url, _),
+        daemon("serve", "--config", one_replica(tmp_path, url), environment=driver.environment()) as serve,
+    ):
+        wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=ONE.uuid) == 1, "the GPU")
+        assert serve.value("kvheadroom_gpu_xid_errors_total") is None
+        driver.xids = [(ONE.uuid, 94, -1, -1)]
+        driver.apply()
+        errors = "kvheadroom_gpu_xid_errors_total"
+        wait_for(lambda: serve.value(errors, gpu=ONE.uuid, xid="94") == 1, "the error")
 
 
 def test_a_lost_gpu_hides_nothing_and_comes_back(tmp_path: Path, driver: FakeDriver) -> None:

@@ -16,6 +16,8 @@ from kvheadroom.capacity.assessment import (
     ReloadStatus,
     ReplicaAssessment,
 )
+from kvheadroom.capacity.gpu_assignment import GpuClaim
+from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.config import Config, ConfigError
 from kvheadroom.monitor.board import Board
@@ -25,8 +27,10 @@ from kvheadroom.outputs.server import ListenAddress, start_server
 from kvheadroom.replica import Replica
 from kvheadroom.sources.endpoint import Endpoint
 from kvheadroom.sources.http import Session, open_session
+from kvheadroom.sources.local_gpus import LocalGpus
 from kvheadroom.sources.model_files import ModelFilesReader
 from kvheadroom.sources.nvml import NvmlSource
+from kvheadroom.sources.process_tree import ProcessTree
 from kvheadroom.sources.slow_files import SlowFiles
 
 log = logging.getLogger(__name__)
@@ -52,16 +56,21 @@ def _carried_over(before: ReplicaAssessment | None, fresh: ReplicaAssessment) ->
 
 
 class Watch:
-    """The samplers of one config, kept running; reloading replaces only what changed."""
+    """The samplers of one config, kept running; reloading replaces only what changed.
 
-    def __init__(self, session: Session, files: SlowFiles) -> None:
+    Args:
+        proc: `/proc`, for the processes of servers on this machine.
+    """
+
+    def __init__(self, session: Session, files: SlowFiles, proc: Path = Path("/proc")) -> None:
         self.board = Board(())
         self._session = session
         self._files = files
+        self._proc = proc
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
-        self._assigned: tuple[tuple[str, str], ...] = ()
+        self._claims: tuple[GpuClaim, ...] = ()
         self.gpus_read = asyncio.Event()
 
     def prepare(
@@ -117,23 +126,31 @@ class Watch:
             task = asyncio.create_task(sampler.run()) if start else None
             self._running[name] = _Running(settings[name], sampler, task)
         self._interval_seconds = config.scrape_interval
-        self._assigned = tuple((gpu, replica.replica) for replica in config.replicas for gpu in replica.gpus)
-        self.board.assign_gpus(self._assigned)
+        self._claims = tuple(
+            GpuClaim(replica=replica.replica, url=replica.url, gpus=replica.gpus, on_cpu=replica.gpu == CPU)
+            for replica in config.replicas
+        )
+        self.board.claim_gpus(self._claims)
         return [running.sampler for running in self._running.values()]
 
     def publish_gpus(self, reading: GpuReading) -> None:
-        """Put a reading of this machine's GPUs on the board, joined to the replicas as the config says."""
+        """Put a reading of this machine's GPUs on the board, joined to the replicas that they serve."""
         # A reading may be as old as its deadline when it comes, and is no less current for that.
         slowest = max(self._interval_seconds, GPU_SECONDS)
-        self.board.publish_gpus(reading, slowest, self._assigned)
+        self.board.publish_gpus(reading, slowest, self._claims)
         self.gpus_read.set()
 
     async def sample_gpus(self) -> None:
         """Read this machine's GPUs at every tick, until cancelled."""
-        nvml = NvmlSource()
+        nvml = NvmlSource(proc=self._proc)
+        gpus = LocalGpus(nvml.read, ProcessTree(self._proc).find, self._local_urls)
         await GpuSampler(
-            nvml.read, nvml.mend, lambda: self._interval_seconds, GPU_SECONDS, self.publish_gpus
+            gpus.read, nvml.mend, lambda: self._interval_seconds, GPU_SECONDS, self.publish_gpus
         ).run()
+
+    def _local_urls(self) -> tuple[str, ...]:
+        # From another thread: the tuple is replaced, never changed.
+        return tuple(claim.url for claim in self._claims if not claim.on_cpu)
 
     async def close(self) -> None:
         """End every sampler."""

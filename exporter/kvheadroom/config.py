@@ -36,6 +36,8 @@ class ConfigError(OperatorError):
 
 MAX_FILE_BYTES = 4 * 1024**2
 _NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
+_GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8,}/\d{1,3}/\d{1,3})")
+MOST_GPUS = 256
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB|KiB|MiB|GiB)")
@@ -71,25 +73,33 @@ def _expanded(value: str) -> str:
     return str(Path(value).expanduser())
 
 
-def _gpu_uuid(value: str) -> str:
-    if value.startswith("MIG-"):
-        raise ValueError(
-            f"{value[:60]!r} is a MIG device, and this version reads no memory of MIG devices; leave it out of `gpus`, "
-            "and set `hbm_bytes` to the bytes of the slice (torch.cuda.mem_get_info()[1]) for the prediction"
-        )
-    if not re.fullmatch(r"GPU-[0-9a-fA-F-]{8,}", value):
-        raise ValueError(f"{value!r} is no UUID of a GPU; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-...")
-    return value[:4] + value[4:].lower()
+def _gpu_list(value: object) -> object:
+    """Also as in CUDA_VISIBLE_DEVICES: one text with commas."""
+    if not isinstance(value, str):
+        return value
+    return [int(name) if name.isdecimal() else name for name in (part.strip() for part in value.split(","))]
 
 
-def _each_once(values: tuple[str, ...]) -> tuple[str, ...]:
+def _gpu_name(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_GPUS:
+        return value
+    match = _GPU_NAME.fullmatch(value) if isinstance(value, str) else None
+    if match is not None:
+        return f"{match[1] or match[3]}{(match[2] or match[4]).lower()}"
+    raise ValueError(
+        f"{str(value)[:80]!r} is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, "
+        "e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"
+    )
+
+
+def _each_once(values: tuple[str | int, ...]) -> tuple[str | int, ...]:
     twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice} is given twice")
     return values
 
 
-GpuUuid = Annotated[str, AfterValidator(_gpu_uuid)]
+GpuName = Annotated[str | int, BeforeValidator(_gpu_name)]
 Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0.1, le=3600)]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 
@@ -137,7 +147,7 @@ class ReplicaConfig(AccessSettings):
     weights_bytes: PositiveInt | None = None
     flags: VllmFlags = VllmFlags()
     gpu: Annotated[str | None, BeforeValidator(_gpu)] = None
-    gpus: Annotated[tuple[GpuUuid, ...], AfterValidator(_each_once)] = ()
+    gpus: Annotated[tuple[GpuName, ...], BeforeValidator(_gpu_list), AfterValidator(_each_once)] = ()
     hbm_bytes: PositiveInt | None = None
 
     @model_validator(mode="after")

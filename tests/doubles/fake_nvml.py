@@ -7,6 +7,7 @@ test runs in a process of its own that finds the fake by LD_LIBRARY_PATH; this p
 import contextlib
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ LIBRARY = "libnvidia-ml.so.1"
 ANY = "*"
 MEMORY_V1 = "nvmlDeviceGetMemoryInfo"
 MEMORY_V2 = "nvmlDeviceGetMemoryInfo_v2"
+PROCESSES = "nvmlDeviceGetComputeRunningProcesses_v3"
+_BESIDE = re.compile("Event|Processes")
 CHILD_SECONDS = 60.0
 """More than any test needs; a child that hangs is ended then."""
 
@@ -44,8 +47,33 @@ def build_library(folder: Path, *defines: str) -> Path:
 
 
 @dataclass
+class FakeMig:
+    """A slice of a GPU; its name follows the whole GPU's."""
+
+    uuid: str
+    slot: int
+    gpu_instance: int
+    compute_instance: int
+    total: int
+    reserved: int
+    used: int
+    name: str = "NVIDIA H200 MIG 2g.35gb"
+    processes: tuple[tuple[int, int | None], ...] = ()
+
+    def records(self, parent: str) -> Iterator[str]:
+        numbers = (self.total, self.reserved, self.used, self.total - self.reserved - self.used)
+        place = (parent, self.slot, self.uuid, self.gpu_instance, self.compute_instance)
+        yield " ".join(map(str, ("mig", *place, *numbers, self.name)))
+        yield from _process_records(self.uuid, self.processes)
+
+
+@dataclass
 class FakeGpu:
-    """Bytes as v2 counts them. `free` follows from the others unless a test makes the driver lie."""
+    """Bytes as v2 counts them. `free` follows from the others unless a test makes the driver lie.
+
+    Attributes:
+        processes: (PID, bytes), None where the driver does not tell them.
+    """
 
     uuid: str
     total: int
@@ -54,10 +82,20 @@ class FakeGpu:
     free: int | None = None
     mig: int = -1
     name: str = "NVIDIA H200"
+    migs: tuple[FakeMig, ...] = ()
+    processes: tuple[tuple[int, int | None], ...] = ()
 
-    def record(self) -> str:
+    def records(self) -> Iterator[str]:
         free = self.total - self.reserved - self.used if self.free is None else self.free
-        return f"gpu {self.uuid} {self.total} {self.reserved} {self.used} {free} {self.mig} {self.name}"
+        yield f"gpu {self.uuid} {self.total} {self.reserved} {self.used} {free} {self.mig} {self.name}"
+        for mig in self.migs:
+            yield from mig.records(self.uuid)
+        yield from _process_records(self.uuid, self.processes)
+
+
+def _process_records(uuid: str, processes: tuple[tuple[int, int | None], ...]) -> Iterator[str]:
+    for pid, used in processes:
+        yield f"proc {uuid} {pid} {-1 if used is None else used}"
 
 
 @dataclass
@@ -67,12 +105,18 @@ class FakeDriver:
     Attributes:
         faults: (function, UUID) -> nvmlReturn_t.
         delays: (function, UUID) -> milliseconds.
+        xids: (UUID, code, GPU instance or -1, compute instance or -1) of every event so far.
+        meminfo: what the host says of its memory; None where it says nothing.
+        listed: the folders of `/proc/driver/nvidia/gpus`; None where there is no such folder.
     """
 
     folder: Path
     gpus: list[FakeGpu] = field(default_factory=list)
     faults: dict[tuple[str, str], int] = field(default_factory=dict)
     delays: dict[tuple[str, str], int] = field(default_factory=dict)
+    xids: list[tuple[str, int, int, int]] = field(default_factory=list)
+    meminfo: str | None = None
+    listed: tuple[str, ...] | None = None
     init: int = 0
     _generation: int = 0
 
@@ -87,16 +131,39 @@ class FakeDriver:
         (self.folder / LIBRARY).touch()
 
     def apply(self) -> None:
-        lines = ["driver 580.95.05", f"init {self.init}", *(gpu.record() for gpu in self.gpus)]
+        lines = [
+            "driver 580.95.05",
+            f"init {self.init}",
+        ]
+        lines += [record for gpu in self.gpus for record in gpu.records()]
+        lines += [
+            f"xid {gpu} {code} {number} {gpu_instance} {compute_instance}"
+            for number, (gpu, code, gpu_instance, compute_instance) in enumerate(self.xids, 1)
+        ]
         for word, rules in (("fault", self.faults), ("delay", self.delays)):
             lines += [f"{word} {function} {gpu} {value}" for (function, gpu), value in rules.items()]
         new = self.folder / "state.new"
         # Surrogates stand for bytes that are no UTF-8.
         new.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogateescape")
+        self._apply_proc()
         # Two changes within one tick of the kernel's clock have the same time; these never do.
         self._generation += 1
         os.utime(new, (self._generation, self._generation))
         new.replace(self.folder / "state")
+
+    @property
+    def proc(self) -> Path:
+        """What the source reads in place of the machine's `/proc`."""
+        return self.folder / "proc"
+
+    def _apply_proc(self) -> None:
+        self.proc.mkdir(exist_ok=True)
+        (self.proc / "meminfo").unlink(missing_ok=True)
+        if self.meminfo is not None:
+            (self.proc / "meminfo").write_text(self.meminfo, encoding="ascii")
+        shutil.rmtree(self.proc / "driver", ignore_errors=True)
+        for gpu in self.listed or ():
+            (self.proc / "driver" / "nvidia" / "gpus" / gpu).mkdir(parents=True)
 
     def environment(self) -> Mapping[str, str]:
         return {
@@ -105,14 +172,20 @@ class FakeDriver:
             "PYTHONPATH": os.pathsep.join(sys.path),
             "FAKE_NVML_STATE": str(self.folder / "state"),
             "FAKE_NVML_CALLS": str(self.folder / "calls"),
+            "FAKE_PROC": str(self.proc),
         }
 
-    def new_calls(self) -> list[tuple[str, str]]:
-        """(function, UUID) of every call since this was last asked."""
+    def new_calls(self, *, beside: bool = False) -> list[tuple[str, str]]:
+        """(function, UUID) of every call since this was last asked.
+
+        Args:
+            beside: also those that are made beside the memory, for events and processes.
+        """
         path = self.folder / "calls"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
-        return [(function, uuid) for function, uuid in (line.split() for line in lines)]
+        calls = [(function, uuid) for function, uuid in (line.split() for line in lines)]
+        return [call for call in calls if beside or not _BESIDE.search(call[0])]
 
     @contextlib.contextmanager
     def source(self) -> Iterator["SourceProcess"]:
@@ -164,7 +237,7 @@ class SourceProcess:
 def _serve() -> None:
     """The child: a reading for each line, pickled."""
     now = 0.0
-    source = NvmlSource(clock=lambda: now)
+    source = NvmlSource(clock=lambda: now, proc=Path(os.environ["FAKE_PROC"]))
     for line in sys.stdin:
         if line == "close\n":
             source.close()

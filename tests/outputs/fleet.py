@@ -16,7 +16,14 @@ from kvheadroom.capacity.assessment import (
 )
 from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
-from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
+from kvheadroom.capacity.gpu_assignment import (
+    Assignment,
+    GpuAssignments,
+    NotHere,
+    OthersMemory,
+    Unassigned,
+)
+from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, XidCount
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA
@@ -120,11 +127,47 @@ def fleet() -> FleetAssessment:
                         free_bytes=81_913 * 2**20,
                         accounting="v1",
                     ),
+                    GpuSnapshot(
+                        gpu="MIG-dddddddd",
+                        name="NVIDIA H200 MIG 2g.35gb",
+                        index=3,
+                        total_bytes=33_024 * 2**20,
+                        reserved_bytes=24 * 2**20,
+                        used_bytes=30_000 * 2**20,
+                        free_bytes=3_000 * 2**20,
+                        accounting="v2",
+                        parent="GPU-dddddddd",
+                        gpu_instance=5,
+                        compute_instance=0,
+                    ),
+                    GpuSnapshot(
+                        gpu="GPU-10101010",
+                        name="NVIDIA GB10",
+                        index=5,
+                        total_bytes=120 * 2**30,
+                        reserved_bytes=None,
+                        used_bytes=20 * 2**30,
+                        free_bytes=100 * 2**30,
+                        accounting="host",
+                    ),
                 ),
+                divided=("GPU-dddddddd", "GPU-ffffffff"),
+                xids=(XidCount("GPU-aaaaaaaa", 79, 2), XidCount("GPU-cccccccc", 31, 1)),
+                xid_watched=("GPU-aaaaaaaa", "GPU-dddddddd"),
                 failures=(GpuFailure("GPU-cccccccc", GpuFailureReason.LOST, "GPU 2 fell off the bus"),),
             ),
             interval_seconds=5.0,
-            assigned=(("GPU-aaaaaaaa", "gqa"), ("GPU-aaaaaaaa", "hub"), ("GPU-cccccccc", "gqa")),
+            runs=GpuAssignments(
+                assigned=(
+                    Assignment("GPU-aaaaaaaa", "gqa", "config"),
+                    Assignment("GPU-aaaaaaaa", "hub", "process"),
+                    Assignment("GPU-cccccccc", "gqa", "config"),
+                    Assignment("MIG-dddddddd", "dp2", "config"),
+                ),
+                not_here=(NotHere("GPU-eeeeeeee", "dp2", "is not on this machine"),),
+                unassigned=(Unassigned("new", "new is not known to be this machine"),),
+                others=(OthersMemory("GPU-aaaaaaaa", "hub", 5 * 2**30),),
+            ),
             failures_total=((GpuFailureReason.LOST, 3),),
         ),
         reload=ReloadStatus(last_success_at=NOW - 3600, fault="/etc/kvheadroom.yaml: replicas[0].url: no"),

@@ -15,7 +15,22 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert [(g["gpu"], g["replicas"], g["free_bytes"]) for g in report["gpus"]["gpus"]] == [
         ("GPU-aaaaaaaa", ["gqa", "hub"], 13_167 * 2**20),
         ("GPU-bbbbbbbb", [], 81_913 * 2**20),
+        ("MIG-dddddddd", ["dp2"], 3_000 * 2**20),
+        ("GPU-10101010", [], 100 * 2**30),
     ]
+    assert [(g["accounting"], g["parent"], g["xid_errors"]) for g in report["gpus"]["gpus"]] == [
+        ("v2", None, {"79": 2}),
+        ("v1", None, None),
+        ("v2", "GPU-dddddddd", {}),
+        ("host", None, None),
+    ]
+    assert report["gpus"]["divided"] == ["GPU-dddddddd", "GPU-ffffffff"]
+    assert report["gpus"]["assigned"][:2] == [
+        {"replica": "gqa", "gpu": "GPU-aaaaaaaa", "by": "config", "others_bytes": None},
+        {"replica": "hub", "gpu": "GPU-aaaaaaaa", "by": "process", "others_bytes": 5 * 2**30},
+    ]
+    assert report["gpus"]["not_here"][0]["gpu"] == "GPU-eeeeeeee"
+    assert report["gpus"]["unassigned"] == [{"replica": "new", "why": "new is not known to be this machine"}]
     assert report["gpus"]["failures"][0]["reason"] == "lost"
     assert report["config_fault"] == "/etc/kvheadroom.yaml: replicas[0].url: no"
     gqa, dp2, hub, down, new = report["replicas"]

@@ -8,6 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from kvheadroom.capacity.assessment import FleetAssessment, GpuAssessment, withhold_stale
+from kvheadroom.capacity.gpu_assignment import GpuAssignments, NotHere
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
 from kvheadroom.outputs.check_report import check_report
 from kvheadroom.outputs.json_report import status_report
@@ -33,7 +34,7 @@ def samples(text: str) -> Samples:
     }
 
 
-def of(name: str, **labels: str) -> float | None:
+def of(name: str, /, **labels: str) -> float | None:
     found = [
         value
         for (n, have), value in samples(page()).items()
@@ -116,16 +117,54 @@ def test_memory_that_a_sleeping_engine_takes_back_is_free_for_nobody() -> None:
     body, _ = exposition(withhold_stale(asleep, NOW), NOW, "")
     free = {labels for name, labels in samples(body.decode()) if name.endswith("_memory_free_bytes")}
     # GPU-aaaaaaaa serves the sleeping replica and another one.
-    assert free == {(("gpu", "GPU-bbbbbbbb"), ("replica", ""))}
+    assert {dict(labels)["gpu"] for labels in free} == {"GPU-bbbbbbbb", "GPU-10101010", "MIG-dddddddd"}
     used = [name for name, _ in samples(body.decode()) if name.endswith("_memory_used_bytes")]
-    assert len(used) == 3
+    assert len(used) == 5
     html = render_page(withhold_stale(asleep, NOW), NOW, None)
     assert html.count("<td>an engine sleeps</td>") == 2
     report = status_report(withhold_stale(asleep, NOW), NOW, None)
-    assert [gpu["free_bytes"] for gpu in report["gpus"]["gpus"]] == [None, 81_913 * 2**20]
+    assert [gpu["free_bytes"] for gpu in report["gpus"]["gpus"]][:2] == [None, 81_913 * 2**20]
     assert any(
-        "free memory not told, an engine sleeps, serves gqa, hub" in row for row in check_report(asleep)
+        "free memory not told, an engine sleeps, serves gqa, hub (its processes are on it)" in row
+        for row in check_report(asleep)
     )
+
+
+def test_a_gpu_tells_what_it_is_and_how_its_memory_is_counted() -> None:
+    whole = {"parent": "", "gpu_instance": "", "compute_instance": ""}
+    assert of("gpu_info", gpu="GPU-aaaaaaaa", name="NVIDIA H200", index="0", memory="v2", **whole) == 1
+    assert of("gpu_info", gpu="GPU-bbbbbbbb", name="NVIDIA <A100>", index="1", memory="v1", **whole) == 1
+    assert of("gpu_info", gpu="GPU-10101010", name="NVIDIA GB10", index="5", memory="host", **whole) == 1
+    place = {"parent": "GPU-dddddddd", "gpu_instance": "5", "compute_instance": "0"}
+    assert of("gpu_info", gpu="MIG-dddddddd", index="3", memory="v2", **place) == 1
+    assert of("gpu_info", gpu="GPU-cccccccc") is None
+
+
+def test_a_mig_device_has_its_own_memory_and_the_gpu_that_it_is_a_part_of_has_none() -> None:
+    assert of("gpu_memory_total_bytes", replica="dp2", gpu="MIG-dddddddd") == 33_024 * 2**20
+    assert of("gpu_memory_free_bytes", replica="dp2", gpu="MIG-dddddddd") == 3_000 * 2**20
+    assert "GPU-dddddddd" not in {dict(labels).get("gpu") for _, labels in samples(page())}
+
+
+def test_memory_of_the_host_has_no_reserved_part() -> None:
+    assert of("gpu_memory_total_bytes", replica="", gpu="GPU-10101010") == 120 * 2**30
+    assert of("gpu_memory_free_bytes", replica="", gpu="GPU-10101010") == 100 * 2**30
+    assert of("gpu_memory_reserved_bytes", gpu="GPU-10101010") is None
+
+
+def test_each_gpu_of_a_replica_tells_how_that_is_known_and_what_others_use() -> None:
+    assert of("gpu_assignment", replica="gqa", gpu="GPU-aaaaaaaa", by="config") == 1
+    assert of("gpu_assignment", replica="hub", gpu="GPU-aaaaaaaa", by="process") == 1
+    assert of("gpu_assignment", replica="new") is None
+    assert of("gpu_memory_others_bytes", replica="hub", gpu="GPU-aaaaaaaa") == 5 * 2**30
+    assert of("gpu_memory_others_bytes", replica="gqa") is None
+    assert of("gpu_up", replica="dp2", gpu="GPU-eeeeeeee") == 0
+
+
+def test_xid_errors_are_counted_by_number_and_those_that_never_came_are_absent() -> None:
+    assert of("gpu_xid_errors_total", gpu="GPU-aaaaaaaa", xid="79") == 2
+    assert of("gpu_xid_errors_total", gpu="GPU-cccccccc", xid="31") == 1
+    assert of("gpu_xid_errors_total", gpu="GPU-bbbbbbbb") is None
 
 
 def test_a_lost_gpu_is_down_and_hides_no_other() -> None:
@@ -166,7 +205,7 @@ def test_a_gpu_that_a_replica_is_said_to_run_on_and_is_not_here_is_down() -> Non
         gpus=GpuAssessment(
             reading=GpuReading(taken_at=NOW, duration_seconds=0.0),
             interval_seconds=5.0,
-            assigned=(("GPU-elsewhere", "r"),),
+            runs=GpuAssignments(not_here=(NotHere("GPU-elsewhere", "r", "is not on this machine"),)),
         ),
     )
     body, _ = exposition(fleet_, NOW, "")

@@ -81,10 +81,19 @@ def test_gpus_stand_with_the_replica_they_serve_and_the_others_by_themselves() -
     html = render_page(fleet(), NOW, None)
     assert "NVIDIA &lt;A100&gt;" in html
     page = words()
-    assert "GPU-aaaaaaaa 140.40 GiB 601.00 MiB 126.96 GiB 12.86 GiB" in page
+    assert "GPU-aaaaaaaa Xid 79 × 2 140.40 GiB 601.00 MiB 126.96 GiB – 12.86 GiB" in page
+    assert (
+        "GPU-aaaaaaaa Xid 79 × 2 140.40 GiB 601.00 MiB 126.96 GiB 5.00 GiB 12.86 GiB Its processes are on"
+        in page
+    )
+    assert "MIG-dddddddd, instance 5/0 of GPU-dddddddd 32.25 GiB 24.00 MiB" in page
+    assert "Its GPUs are not known: new is not known to be this machine." in page
     assert page.count("GPU-aaaaaaaa") == 2
     alone = page[page.index("GPUs of this machine") :]
-    assert "lost. GPU 2 fell off the bus" in alone
+    assert "lost. GPU 2 fell off the bus; Xid 31 × 1 since kvheadroom's start" in alone
+    assert "not here. GPU-eeeeeeee of dp2's gpus is not on this machine." in alone
+    assert "GPU-ffffffff is in MIG mode, and no MIG device of it can be read." in alone
+    assert "GPU-10101010 120.00 GiB the host's memory 20.00 GiB 100.00 GiB" in alone
     assert "GPU-bbbbbbbb 80.00 GiB in used 7.00 MiB 79.99 GiB" in alone
     assert "GPU-aaaaaaaa" not in alone
 

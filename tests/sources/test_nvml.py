@@ -8,7 +8,7 @@ from pathlib import Path
 import pynvml  # type: ignore[import-untyped]  # NVIDIA ships no types
 import pytest
 
-from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
+from kvheadroom.capacity.gpus import GpuFailureReason
 from kvheadroom.sources.nvml import NvmlSource
 from kvheadroom.sources.nvml_codes import MEND_AFTER_READS, NvmlCode
 from tests.doubles.fake_nvml import (
@@ -17,12 +17,18 @@ from tests.doubles.fake_nvml import (
     MEMORY_V2,
     FakeDriver,
     FakeGpu,
-    SourceProcess,
     build_library,
 )
+from tests.sources.gpu_readings import (
+    FIRST,
+    SECOND,
+    by_v1,
+    by_v2,
+    failures,
+    only_failure,
+    read_until_mended,
+)
 
-FIRST = FakeGpu("GPU-11111111", total=150_754_820_111, reserved=652_214_273, used=120_000_000_007)
-SECOND = FakeGpu("GPU-22222222", total=25_757_220_869, reserved=596_639_747, used=3, name="NVIDIA RTX 4090")
 EIGHT = [replace(FIRST, uuid=f"GPU-{index}", used=1_000_000_007 * (index + 1)) for index in range(8)]
 MIG_CAPABLE = replace(FIRST, mig=0)
 INIT, SHUTDOWN = "nvmlInitWithFlags", "nvmlShutdown"
@@ -33,49 +39,6 @@ MIG_MODE = "nvmlDeviceGetMigMode"
 @pytest.fixture(scope="session")
 def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_library(tmp_path_factory.mktemp("old_driver"), "WITHOUT_MEMORY_V2")
-
-
-@pytest.fixture
-def driver(tmp_path: Path, library: Path) -> FakeDriver:
-    """Two GPUs, all well."""
-    driver = FakeDriver(tmp_path, gpus=[FIRST, SECOND])
-    driver.install(library)
-    return driver
-
-
-def by_v2(gpu: FakeGpu, index: int) -> GpuSnapshot:
-    return GpuSnapshot(
-        gpu=gpu.uuid,
-        name=gpu.name,
-        index=index,
-        total_bytes=gpu.total,
-        reserved_bytes=gpu.reserved,
-        used_bytes=gpu.used,
-        free_bytes=gpu.total - gpu.reserved - gpu.used,
-        accounting="v2",
-    )
-
-
-def by_v1(gpu: FakeGpu, index: int) -> GpuSnapshot:
-    return replace(
-        by_v2(gpu, index), reserved_bytes=None, used_bytes=gpu.reserved + gpu.used, accounting="v1"
-    )
-
-
-def failures(reading: GpuReading) -> list[tuple[str | None, str]]:
-    return [(failure.gpu, failure.reason.value) for failure in reading.failures]
-
-
-def only_failure(reading: GpuReading) -> GpuFailure:
-    assert len(reading.failures) == 1, reading.failures
-    return reading.failures[0]
-
-
-def read_until_mended(source: SourceProcess, *, reads_before: int) -> GpuReading:
-    """The first reading after the source has looked again for what it had lost."""
-    for _ in range(MEND_AFTER_READS - reads_before):
-        source.read()
-    return source.read()
 
 
 def test_every_gpu_gives_its_bytes_and_used_excludes_what_is_reserved(driver: FakeDriver) -> None:
@@ -246,7 +209,7 @@ def test_a_gpu_that_is_plugged_in_is_seen_when_nvml_is_opened_anew(driver: FakeD
     [
         (NvmlCode.NO_PERMISSION, "no_permission", "allowed to use this GPU"),
         (NvmlCode.RESET_REQUIRED, "reset_required", "nvidia-smi --gpu-reset"),
-        (NvmlCode.NOT_SUPPORTED, "not_supported", "unified memory"),
+        (NvmlCode.NOT_SUPPORTED, "not_supported", "nothing is said in its place"),
         (NvmlCode.TIMEOUT, "timeout", "gave up waiting"),
         (21, "unknown", "fake error 21 (NVML 21)"),
     ],
@@ -316,26 +279,6 @@ def test_parts_that_were_not_read_at_the_same_instant_pass(driver: FakeDriver) -
     driver.gpus = [replace(FIRST, free=free)]
     with driver.source() as source:
         assert [gpu.free_bytes for gpu in source.read().gpus] == [free]
-
-
-def test_a_gpu_in_mig_mode_is_not_read_and_its_total_never_shown(driver: FakeDriver) -> None:
-    driver.gpus = [replace(FIRST, mig=1), SECOND]
-    with driver.source() as source:
-        reading = source.read()
-    assert reading.gpus == (by_v2(SECOND, 1),)
-    assert failures(reading) == [(FIRST.uuid, "not_supported")]
-    assert "MIG devices are not read yet" in only_failure(reading).detail
-    assert (MEMORY_V2, FIRST.uuid) not in driver.new_calls()
-
-
-def test_mig_mode_that_is_switched_on_while_we_run_is_seen_at_the_next_reading(driver: FakeDriver) -> None:
-    driver.gpus = [MIG_CAPABLE]
-    with driver.source() as source:
-        assert source.read().gpus == (by_v2(FIRST, 0),)
-        driver.gpus = [replace(FIRST, mig=1)]
-        assert failures(source.read()) == [(FIRST.uuid, "not_supported")]
-        driver.gpus = [MIG_CAPABLE]
-        assert source.read().gpus == (by_v2(FIRST, 0),)
 
 
 def test_a_gpu_whose_mig_mode_cannot_be_told_is_not_taken_for_a_whole_one(driver: FakeDriver) -> None:

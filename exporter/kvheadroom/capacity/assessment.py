@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.gpu_assignment import GpuAssignments
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.prediction import Prediction, predict
@@ -166,33 +167,52 @@ class GpuAssessment:
 
     Attributes:
         interval_seconds: the time between two readings.
-        assigned: (GPU, replica) pairs as the config says; a GPU may serve several replicas.
+        runs: which replica runs on which GPU, and how that is known; a GPU may serve several replicas.
         failures_total: count by reason since the start of this program.
     """
 
     reading: GpuReading
     interval_seconds: float
-    assigned: tuple[tuple[str, str], ...] = ()
+    runs: GpuAssignments = GpuAssignments()
     failures_total: tuple[tuple[GpuFailureReason, int], ...] = ()
 
     def replicas_of(self, gpu: str) -> tuple[str, ...]:
-        """The replicas that the config gives this GPU to; none if it is unassigned."""
-        return tuple(replica for name, replica in self.assigned if name == gpu)
+        """The replicas that run on this GPU; none if that is not known."""
+        return tuple(one.replica for one in self.runs.assigned if one.gpu == gpu)
 
     def gpus_of(self, replica: str) -> tuple[GpuSnapshot, ...]:
         """The GPUs of this machine that serve a replica, as far as they gave numbers."""
-        return tuple(gpu for gpu in self.reading.gpus if (gpu.gpu, replica) in self.assigned)
+        gpus = {one.gpu for one in self.runs.assigned if one.replica == replica}
+        return tuple(gpu for gpu in self.reading.gpus if gpu.gpu in gpus)
+
+    def found_by_process(self, replica: str) -> bool:
+        """Whether its GPUs are known by its processes, not by the config."""
+        return any(one.replica == replica and one.by == "process" for one in self.runs.assigned)
+
+    def others_bytes(self, gpu: str, replica: str) -> int | None:
+        """What anything but the replica uses on the GPU, as of the last list of processes."""
+        found = (one.used_bytes for one in self.runs.others if (one.gpu, one.replica) == (gpu, replica))
+        return next(found, None)
+
+    def why_unassigned(self, replica: str) -> str | None:
+        """Why nobody knows a replica's GPUs; None when somebody does, or when it has none."""
+        return next((one.why for one in self.runs.unassigned if one.replica == replica), None)
 
     def unassigned(self) -> tuple[GpuSnapshot, ...]:
-        """The GPUs that the config gives to nobody."""
+        """The GPUs that serve nobody, as far as it is known."""
         return tuple(gpu for gpu in self.reading.gpus if not self.replicas_of(gpu.gpu))
 
-    def not_here(self) -> tuple[tuple[str, str], ...]:
-        """(GPU, replica) pairs of the config whose GPU this machine does not have, where it has a driver at all."""
-        if self.reading.driver_absent or self.failure is not None:
-            return ()
-        here = {gpu.gpu for gpu in self.reading.gpus} | {failure.gpu for failure in self.reading.failures}
-        return tuple(pair for pair in self.assigned if pair[0] not in here)
+    def empty_divided(self) -> tuple[str, ...]:
+        """The GPUs in MIG mode of which no MIG device can be read."""
+        parents = {gpu.parent for gpu in self.reading.gpus}
+        return tuple(gpu for gpu in self.reading.divided if gpu not in parents)
+
+    def xids_of(self, gpu: str | None) -> tuple[tuple[int, int], ...] | None:
+        """(Xid, count) of a GPU since the start of this program; None where the driver would not tell."""
+        snapshot = next((one for one in self.reading.gpus if one.gpu == gpu), None)
+        heard = gpu if snapshot is None or snapshot.parent is None else snapshot.parent
+        counts = tuple((one.xid, one.count) for one in self.reading.xids if one.gpu == gpu)
+        return counts if counts or heard in self.reading.xid_watched else None
 
     @property
     def failure(self) -> GpuFailure | None:

@@ -9,6 +9,7 @@ from kvheadroom.capacity.assessment import (
     ReloadStatus,
     ReplicaAssessment,
 )
+from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
 from kvheadroom.capacity.gpus import GpuFailureReason, GpuReading
 
 
@@ -42,7 +43,7 @@ class Board:
         self._published = True
 
     def publish_gpus(
-        self, reading: GpuReading, interval_seconds: float, assigned: tuple[tuple[str, str], ...]
+        self, reading: GpuReading, interval_seconds: float, claims: tuple[GpuClaim, ...]
     ) -> None:
         """The latest reading of this machine's GPUs; its failures are counted."""
         self._gpu_failures.update(failure.reason for failure in reading.failures)
@@ -51,15 +52,17 @@ class Board:
             gpus=GpuAssessment(
                 reading=reading,
                 interval_seconds=interval_seconds,
-                assigned=assigned,
+                runs=assign_gpus(claims, reading),
                 failures_total=tuple(sorted(self._gpu_failures.items())),
             ),
         )
 
-    def assign_gpus(self, assigned: tuple[tuple[str, str], ...]) -> None:
-        """Another assignment of the GPUs that were read, after a reload."""
-        if self._fleet.gpus is not None:
-            self._fleet = replace(self._fleet, gpus=replace(self._fleet.gpus, assigned=assigned))
+    def claim_gpus(self, claims: tuple[GpuClaim, ...]) -> None:
+        """Other claims on the GPUs that were read, after a reload."""
+        gpus = self._fleet.gpus
+        if gpus is not None:
+            runs = assign_gpus(claims, gpus.reading)
+            self._fleet = replace(self._fleet, gpus=replace(gpus, runs=runs))
 
     def set_reload(self, reload: ReloadStatus) -> None:
         """How the config file was loaded."""

@@ -8,13 +8,14 @@ from kvheadroom.capacity.assessment import (
     GpuAssessment,
     ReplicaAssessment,
 )
+from kvheadroom.capacity.gpu_assignment import Assignment
 from kvheadroom.outputs.numbers import count, seconds, signed, size
 
 
 def is_complete(fleet: FleetAssessment) -> bool:
     """Whether nothing is missing anywhere, this machine's GPUs included."""
     return all(_is_complete(replica) for replica in fleet.replicas) and not (
-        fleet.gpus is not None and (fleet.gpus.reading.failures or fleet.gpus.not_here())
+        fleet.gpus is not None and (fleet.gpus.reading.failures or fleet.gpus.runs.not_here)
     )
 
 
@@ -88,18 +89,29 @@ def _engine(engine: Assessment) -> Iterator[str]:
         yield _row("  cannot", f"predict: {reason}")
 
 
+def _how_known(one: Assignment) -> str:
+    return one.replica if one.by == "config" else f"{one.replica} (its processes are on it)"
+
+
 def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> Iterator[str]:
     if gpus.reading.driver_absent:
         yield "GPUs of this machine: no NVIDIA driver is installed, which is fine on a machine without GPUs"
     else:
         yield f"GPUs of this machine: {len(gpus.reading.gpus)} read"
     for gpu in gpus.reading.gpus:
-        serves = ", ".join(gpus.replicas_of(gpu.gpu)) or "no replica (give it to one with `gpus: [UUID]`)"
+        serves = ", ".join(_how_known(one) for one in gpus.runs.assigned if one.gpu == gpu.gpu)
+        serves = serves or "no replica (give it to one with `gpus: [UUID]`)"
         free = fleet.free_bytes(gpu)
         told = "free memory not told, an engine sleeps" if free is None else f"{size(free)} free"
         yield _row("gpu", f"{gpu.gpu} {gpu.name}, {told}, serves {serves}")
+        for xid, times in gpus.xids_of(gpu.gpu) or ():
+            yield _row("", f"  Xid {xid} × {times}")
     for failure in gpus.reading.failures:
         yield _row("gpu", f"FAILED, {failure.reason}: {failure.detail}")
-    for name, replica in gpus.not_here():
-        yield _row("gpu", f"MISSING, {name} of replica {replica} is not on this machine")
+    for divided in gpus.empty_divided():
+        yield _row("gpu", f"{divided} is in MIG mode, and no MIG device of it can be read")
+    for missing in gpus.runs.not_here:
+        yield _row("gpu", f"MISSING, {missing.gpu} of replica {missing.replica} {missing.why}")
+    for unassigned in gpus.runs.unassigned:
+        yield _row("gpus", f"of replica {unassigned.replica} not known: {unassigned.why}")
     yield ""

@@ -114,12 +114,17 @@ def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> dict[str, Any]:
             {
                 "gpu": gpu.gpu,
                 "name": gpu.name,
+                "index": gpu.index,
+                "parent": gpu.parent,
+                "gpu_instance": gpu.gpu_instance,
+                "compute_instance": gpu.compute_instance,
                 "replicas": list(gpus.replicas_of(gpu.gpu)),
                 "total_bytes": gpu.total_bytes,
                 "reserved_bytes": gpu.reserved_bytes,
                 "used_bytes": gpu.used_bytes,
                 "free_bytes": fleet.free_bytes(gpu),
                 "accounting": gpu.accounting,
+                "xid_errors": _xids(gpus, gpu.gpu),
             }
             for gpu in gpus.reading.gpus
         ],
@@ -127,7 +132,24 @@ def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> dict[str, Any]:
             {"gpu": failure.gpu, "reason": str(failure.reason), "detail": failure.detail}
             for failure in gpus.reading.failures
         ],
+        "divided": list(gpus.reading.divided),
+        "assigned": [
+            {
+                "replica": one.replica,
+                "gpu": one.gpu,
+                "by": one.by,
+                "others_bytes": gpus.others_bytes(one.gpu, one.replica),
+            }
+            for one in gpus.runs.assigned
+        ],
+        "not_here": [{"replica": one.replica, "gpu": one.gpu, "why": one.why} for one in gpus.runs.not_here],
+        "unassigned": [{"replica": one.replica, "why": one.why} for one in gpus.runs.unassigned],
     }
+
+
+def _xids(gpus: GpuAssessment, gpu: str) -> dict[str, int] | None:
+    counts = gpus.xids_of(gpu)
+    return None if counts is None else {str(xid): count for xid, count in counts}
 
 
 def _engine(engine: Assessment, now: float) -> dict[str, Any]:

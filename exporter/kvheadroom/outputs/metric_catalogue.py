@@ -273,12 +273,28 @@ ASSUMED_FACT = Metric(
     "1 for each fact that the prediction takes on trust (a default of vLLM, or a guess).",
 )
 GPU_LABELS = ("replica", "gpu")
+GPU_INFO = Metric(
+    "gpu_info",
+    "gauge",
+    ("gpu", "name", "index", "parent", "gpu_instance", "compute_instance", "memory"),
+    "1; the labels tell what the GPU is: the driver's index (PCI order), of a MIG device its parent and instances (else "
+    "empty), and how its memory is counted: v2, v1 (what is reserved counts as used), or host (the GPU has no memory but "
+    "the host's, so /proc/meminfo tells).",
+)
+GPU_ASSIGNMENT = Metric(
+    "gpu_assignment",
+    "gauge",
+    (*GPU_LABELS, "by"),
+    "1 for each GPU or MIG device that serves a replica; by tells how that is known: config (gpus of the replica), or "
+    "process (the driver lists a process of the server on it). Absent where nobody knows; the status page tells why.",
+)
 GPU_TOTAL = Metric(
     "gpu_memory_total_bytes",
     "gauge",
     GPU_LABELS,
-    "Memory of the GPU as NVML counts it; CUDA's total, which vLLM budgets with, is 0.4 to 1.1 GiB less. "
-    "replica is empty for a GPU that the config gives to nobody; a GPU given to several has a series for each.",
+    "Memory of the GPU or MIG device as NVML counts it; CUDA's total, which vLLM budgets with, is 0.4 to 1.1 GiB less. "
+    "Of a GPU without memory of its own (gpu_info with memory host): the host's. replica is empty for a GPU that is not "
+    "known to serve any; one that serves several has a series for each. A GPU in MIG mode has none, its MIG devices do.",
 )
 GPU_RESERVED = Metric(
     "gpu_memory_reserved_bytes",
@@ -290,19 +306,35 @@ GPU_USED = Metric(
     "gpu_memory_used_bytes",
     "gauge",
     GPU_LABELS,
-    "Allocated by all processes on the GPU; with drivers that know no v2 accounting, reserved included.",
+    "Allocated by all processes on the GPU; with drivers that know no v2 accounting, reserved included; where the memory "
+    "is the host's, by everything on the host.",
 )
 GPU_FREE = Metric(
     "gpu_memory_free_bytes",
     "gauge",
     GPU_LABELS,
-    "Free memory of the GPU, NVML; absent while an engine on it sleeps, which takes it back as it wakes.",
+    "Free memory of the GPU, NVML (where it is the host's, MemAvailable); absent while an engine on it sleeps, which takes "
+    "it back as it wakes.",
+)
+GPU_OTHERS = Metric(
+    "gpu_memory_others_bytes",
+    "gauge",
+    GPU_LABELS,
+    "Used on the GPU by anything but the replica's own processes, as of the last list of processes, which is up to ten "
+    "ticks old; absent where the driver does not tell the bytes of each, or not by v2, or the processes are not known.",
 )
 GPU_UP = Metric(
     "gpu_up",
     "gauge",
     GPU_LABELS,
-    "1 if the GPU gave its memory when last read, 0 if it failed (lost, no permission, not supported, ...).",
+    "1 if the GPU gave its memory when last read, 0 if it failed (lost, no permission, not supported, ...) or is not here.",
+)
+GPU_XIDS = Metric(
+    "gpu_xid_errors_total",
+    "counter",
+    ("gpu", "xid"),
+    "Errors that the driver told of, by NVIDIA's Xid number, since kvheadroom's start; of a MIG device where the driver "
+    "tells which, else of the whole GPU. A kind that never came has no series.",
 )
 REPLICA_STATE = Metric(
     "replica_state",
@@ -347,11 +379,15 @@ CATALOGUE: tuple[Metric, ...] = (
     SCRAPE_DURATION,
     MISSING_FACT,
     ASSUMED_FACT,
+    GPU_INFO,
+    GPU_ASSIGNMENT,
     GPU_TOTAL,
     GPU_RESERVED,
     GPU_USED,
     GPU_FREE,
+    GPU_OTHERS,
     GPU_UP,
+    GPU_XIDS,
     REPLICA_STATE,
     REPLICA_RESTARTS,
     RELOAD_SUCCESSFUL,

@@ -156,8 +156,29 @@ def _gpu_up(fleet: FleetAssessment) -> Iterator[Sample]:
         for gpu, value in {**up, **down}.items():
             for labels in _gpu_labels(fleet, gpu):
                 yield labels, value
-        for gpu, replica in fleet.gpus.not_here():
-            yield (replica, gpu), 0.0
+        for missing in fleet.gpus.runs.not_here:
+            yield (missing.replica, missing.gpu), 0.0
+
+
+def _gpu_info(fleet: FleetAssessment) -> Iterator[Sample]:
+    for gpu in () if fleet.gpus is None else fleet.gpus.reading.gpus:
+        instances = ("" if one is None else str(one) for one in (gpu.gpu_instance, gpu.compute_instance))
+        yield (gpu.gpu, gpu.name, str(gpu.index), gpu.parent or "", *instances, gpu.accounting), 1.0
+
+
+def _gpu_assignments(fleet: FleetAssessment) -> Iterator[Sample]:
+    for one in () if fleet.gpus is None else fleet.gpus.runs.assigned:
+        yield (one.replica, one.gpu, one.by), 1.0
+
+
+def _gpu_others(fleet: FleetAssessment) -> Iterator[Sample]:
+    for one in () if fleet.gpus is None else fleet.gpus.runs.others:
+        yield (one.replica, one.gpu), one.used_bytes
+
+
+def _gpu_xids(fleet: FleetAssessment) -> Iterator[Sample]:
+    for one in () if fleet.gpus is None else fleet.gpus.reading.xids:
+        yield (one.gpu, str(one.xid)), one.count
 
 
 def _gpu_labels(fleet: FleetAssessment, gpu: str) -> list[tuple[str, str]]:
@@ -211,11 +232,15 @@ _FLEET_SAMPLES: dict[m.Metric, Callable[[FleetAssessment], Iterator[Sample]]] = 
     m.RELOAD_SUCCESS_TIME: _reload_success_time,
     m.SOURCE_UP: _nvml_up,
     m.SOURCE_FAILURES: _nvml_failures,
+    m.GPU_INFO: _gpu_info,
+    m.GPU_ASSIGNMENT: _gpu_assignments,
     m.GPU_TOTAL: _gpu_memory("total_bytes"),
     m.GPU_RESERVED: _gpu_memory("reserved_bytes"),
     m.GPU_USED: _gpu_memory("used_bytes"),
     m.GPU_FREE: _gpu_memory("free_bytes"),
+    m.GPU_OTHERS: _gpu_others,
     m.GPU_UP: _gpu_up,
+    m.GPU_XIDS: _gpu_xids,
 }
 _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.PREDICTED_SESSIONS: _sessions("predicted"),

@@ -7,22 +7,18 @@ open a context of several hundred MiB on the GPU that is being watched.
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
-from kvheadroom.sources.nvml_codes import (
-    HANDLE_IS_DEAD,
-    MEND_AFTER_READS,
-    NO_MIG,
-    NO_V2,
-    NvmlCode,
-    failed,
-)
+from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuProcesses, GpuReading
+from kvheadroom.sources.background import BackgroundCall
+from kvheadroom.sources.nvml_codes import MEND_AFTER_READS, NvmlCode, failed
+from kvheadroom.sources.nvml_device import Answer, Device, ask
+from kvheadroom.sources.nvml_events import XidEvents
 
 LOOK_AGAIN_AFTER_SECONDS = 60.0
 """A machine without a driver rarely gets one while we run, yet an operator may install it."""
@@ -36,56 +32,8 @@ BESIDE_AFTER_SECONDS = 0.05
 ANSWER_SECONDS = 2.0
 """For all GPUs together. A call takes microseconds; tens of milliseconds when the machine is busy."""
 
-SUM_TOLERANCE = 0.01
-"""Of the total. The parts are not all read at the same instant; nonsense is further off than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What one GPU gave, and whether its handle is of any use afterwards."""
-
-    given: GpuSnapshot | GpuFailure
-    handle_is_dead: bool = False
-
-
-class _Call:
-    """One GPU's blocking call, under way from now on."""
-
-    def __init__(self, ask: Callable[[], _Answer]) -> None:
-        self._ask = ask
-        self._ended = threading.Event()
-        self.answer: _Answer | None = None
-        threading.Thread(target=self._work, name="gpu", daemon=True).start()
-
-    def _work(self) -> None:
-        self.answer = self._ask()
-        self._ended.set()
-
-    def wait(self, seconds: float) -> None:
-        """Until it has ended, or for so long."""
-        self._ended.wait(max(0.0, seconds))
-
-
-@dataclass(slots=True)
-class _Device:
-    """One GPU with a handle, and what was learned of it since NVML was opened.
-
-    Attributes:
-        counts_by_v2: None until the GPU has answered.
-        call: the last one, which may still be under way.
-    """
-
-    index: int
-    gpu: str
-    name: str
-    handle: Any
-    knows_mig: bool = True
-    counts_by_v2: bool | None = None
-    call: _Call | None = None
-
-    @property
-    def is_stuck(self) -> bool:
-        return self.call is not None and self.call.answer is None
+PROCESSES_AFTER_READS = 10
+"""A list of processes may hold the driver's lock, and with it everybody's work, for milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +56,33 @@ class NvmlSource:
     Args:
         clock: seconds that only go forward; it paces the search for a driver and measures durations.
         answer_seconds: how long a reading waits for GPUs that are slow to answer.
+        proc: `/proc`.
     """
 
     def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, answer_seconds: float = ANSWER_SECONDS
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        answer_seconds: float = ANSWER_SECONDS,
+        proc: Path = Path("/proc"),
     ) -> None:
         self._clock = clock
         self._answer_seconds = answer_seconds
+        self._proc = proc
         self._nvml: Any = None
         self._open = False
         self._failure: GpuFailure | None = None
         self._open_again_at = -math.inf
-        self._devices: list[_Device | _Broken] = []
+        self._devices: list[Device | _Broken] = []
+        self._listed = frozenset[str]()
         self._last_index: dict[str, int] = {}
+        self._first_index: dict[str, int] = {}
         self._last_count: int | None = None
+        self._parts: dict[str, tuple[str, ...]] = {}
+        self._xids = XidEvents()
+        self._processes: tuple[GpuProcesses, ...] = ()
+        self._processes_taken_at: float | None = None
+        self._reads_since_processes = PROCESSES_AFTER_READS
         self._reads_since_mended = 0
 
     def read(self) -> GpuReading:
@@ -129,27 +90,42 @@ class NvmlSource:
         taken_at, started = time.time(), self._clock()
         if not self._open and started >= self._open_again_at:
             self._start(started)
-        answers: list[GpuSnapshot | GpuFailure] = []
-        driver_absent = False
+        answers: list[Answer] = []
         if self._open:
-            answers += self._read_devices()
+            answers = self._read_devices(taken_at)
         elif self._failure is not None:
             # GPUs that were seen before have failed with it; were they missing here, an alert on one would look resolved.
             failure = self._failure
-            answers += [replace(failure, gpu=gpu) for gpu in self._last_index] or [failure]
-        else:
-            driver_absent = True
+            gone = [replace(failure, gpu=gpu) for gpu in self._last_index] or [failure]
+            answers = [Answer(failures=(one,)) for one in gone]
+        snapshots = tuple(one for answer in answers for one in answer.snapshots)
+        if self._open:
+            self._xids.fetch(self._nvml, snapshots, BESIDE_AFTER_SECONDS)
         return GpuReading(
             taken_at=taken_at,
             duration_seconds=self._clock() - started,
-            gpus=tuple(answer for answer in answers if isinstance(answer, GpuSnapshot)),
-            failures=tuple(answer for answer in answers if isinstance(answer, GpuFailure)),
-            driver_absent=driver_absent,
+            gpus=snapshots,
+            failures=tuple(
+                one for answer in answers for failure in answer.failures for one in self._of_parts(failure)
+            ),
+            driver_absent=not self._open and self._failure is None,
+            divided=tuple(self._parts),
+            first_listed=tuple(sorted((index, gpu) for gpu, index in self._first_index.items())),
+            processes=self._processes,
+            processes_taken_at=self._processes_taken_at,
+            xids=self._xids.counts,
+            xid_watched=self._xids.watched,
         )
+
+    def _of_parts(self, failure: GpuFailure) -> list[GpuFailure]:
+        """What a divided GPU fails with is what each of its MIG devices fails with: the GPU itself has no numbers."""
+        parts = self._parts.get(failure.gpu or "")
+        return [replace(failure, gpu=part) for part in parts] if parts else [failure]
 
     def close(self) -> None:
         """Give all handles back. A later `read` opens NVML again."""
         if self._open:
+            self._xids.close(self._nvml)
             # A driver that is gone cannot be told that we leave.
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
@@ -171,6 +147,7 @@ class NvmlSource:
                 return
             self._nvml = pynvml
         try:
+            self._listed = listed_gpus(self._proc)
             self._nvml.nvmlInit()
             self._open = True
             count = self._nvml.nvmlDeviceGetCount()
@@ -187,12 +164,12 @@ class NvmlSource:
         self._name_the_missing(by_index=count == self._last_count)
         self._last_count = count
 
-    def _open_device(self, index: int) -> _Device | _Broken:
+    def _open_device(self, index: int) -> Device | _Broken:
         """Handle, UUID and name of one GPU; they do not change while NVML stays open."""
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            return _Device(index, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), handle)
+            device = Device(index, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), handle)
         except nvml.NVMLError as error:
             # A GPU of somebody else's stays forbidden; the handles of ours are not given up for it.
             needs_new_nvml = error.value != NvmlCode.NO_PERMISSION
@@ -200,6 +177,9 @@ class NvmlSource:
         except UnicodeDecodeError:
             detail = f"GPU {index}: its UUID or name is no text"
             return _Broken(index, GpuFailure(None, GpuFailureReason.BAD_ANSWER, detail), needs_new_nvml=False)
+        self._first_index.setdefault(device.gpu, index)
+        self._xids.listen(nvml, device)
+        return device
 
     def _name_the_missing(self, *, by_index: bool) -> None:
         """Give GPUs without a handle the UUID they had, and keep failing for those that are listed no more.
@@ -207,7 +187,7 @@ class NvmlSource:
         A GPU that fell off the bus may be missing from the list after a new initialisation. Were it missing
         from the readings too, an alert on it would look resolved.
         """
-        opened = {device.gpu: device.index for device in self._devices if isinstance(device, _Device)}
+        opened = {device.gpu: device.index for device in self._devices if isinstance(device, Device)}
         missing = {gpu: index for gpu, index in self._last_index.items() if gpu not in opened}
         for position, device in enumerate(self._devices):
             gpu = next((gpu for gpu, index in missing.items() if index == device.index), None)
@@ -223,110 +203,90 @@ class NvmlSource:
             self._devices.append(_Broken(index, failure, needs_new_nvml=True))
         self._last_index |= opened
 
-    def _read_devices(self) -> list[GpuSnapshot | GpuFailure]:
+    def _read_devices(self, taken_at: float) -> list[Answer]:
         """Ask every GPU at once that is slow, one after the other those that are not; wait for none too long."""
         ends_at = time.monotonic() + self._answer_seconds
-        asked: list[_Device] = []
+        self._reads_since_processes += 1
+        with_processes = self._reads_since_processes >= PROCESSES_AFTER_READS
+        asked: dict[str, BackgroundCall[Answer]] = {}
         for device in self._devices:
             # Nothing is asked of a GPU while an earlier call is stuck; what that answers will be old, so it is dropped.
-            if isinstance(device, _Device) and not device.is_stuck:
-                if (
-                    device.call is not None
-                    and device.call.answer is not None
-                    and device.call.answer.handle_is_dead
-                ):
-                    # It came too late to be told in its time, and the handle is of no use.
-                    asked.append(device)
-                    continue
-                device.call = _Call(partial(self._ask, device))
-                device.call.wait(BESIDE_AFTER_SECONDS)
-                asked.append(device)
-        for device in asked:
-            if device.call is not None:
-                device.call.wait(ends_at - time.monotonic())
-        return [self._collect(position, device, asked) for position, device in enumerate(self._devices)]
+            if isinstance(device, Device) and not device.is_stuck:
+                # Of no use is a handle whose death was told too late to be heard in its time.
+                if device.call is None or device.call.answer is None or not device.call.answer.handle_is_dead:
+                    work = partial(ask, self._nvml, device, self._proc, with_processes=with_processes)
+                    device.call = BackgroundCall(work, "gpu")
+                    device.call.wait(BESIDE_AFTER_SECONDS)
+                asked[device.gpu] = device.call
+        for call in asked.values():
+            call.wait(ends_at - time.monotonic())
+        answers = [self._collect(position, device, asked) for position, device in enumerate(self._devices)]
+        if with_processes:
+            self._reads_since_processes = 0
+            self._keep_processes(answers)
+            self._processes_taken_at = taken_at
+        return answers
+
+    def _keep_processes(self, answers: list[Answer]) -> None:
+        """The new lists; of a GPU that fails the last one, so that it still fails the replica that it serves."""
+        failing = {
+            one.gpu for answer in answers for failure in answer.failures for one in self._of_parts(failure)
+        }
+        listed = {one.gpu: one for answer in answers for one in answer.processes}
+        kept = (
+            replace(one, used_bytes=None)
+            for one in self._processes
+            if one.gpu in failing and one.gpu not in listed
+        )
+        self._processes = (*listed.values(), *kept)
 
     def _collect(
-        self, position: int, device: _Device | _Broken, asked: list[_Device]
-    ) -> GpuSnapshot | GpuFailure:
+        self, position: int, device: Device | _Broken, asked: dict[str, BackgroundCall[Answer]]
+    ) -> Answer:
         if isinstance(device, _Broken):
-            return device.failure
-        answer = device.call.answer if device in asked and device.call is not None else None
+            return Answer(failures=(device.failure,))
+        answer = asked[device.gpu].answer if device.gpu in asked else None
         if answer is None:
             detail = (
-                f"GPU {device.index} ({device.gpu}): no answer from the driver within {self._answer_seconds:g} s; "
+                f"{device.label}: no answer from the driver within {self._answer_seconds:g} s; "
                 "the call goes on, and this GPU is not asked again meanwhile. Does `nvidia-smi` answer? "
                 "Persistence mode speeds it up"
             )
-            return GpuFailure(device.gpu, GpuFailureReason.TIMEOUT, detail)
-        if answer.handle_is_dead and isinstance(answer.given, GpuFailure):
-            self._devices[position] = _Broken(device.index, answer.given, needs_new_nvml=True)
-        return answer.given
-
-    def _ask(self, device: _Device) -> _Answer:
-        """One GPU's memory; in the GPU's own thread."""
-        label = f"GPU {device.index} ({device.gpu})"
-        try:
-            # Asked each time: the mode can be switched while we run, and the total of a divided GPU is
-            # nobody's capacity.
-            if self._is_divided(device):
-                detail = f"{label}: it is in MIG mode; MIG devices are not read yet"
-                return _Answer(GpuFailure(device.gpu, GpuFailureReason.NOT_SUPPORTED, detail))
-            return _Answer(_check(self._read_memory(device), device, label))
-        except self._nvml.NVMLError as error:
-            return _Answer(failed(error, device.gpu, label), error.value in HANDLE_IS_DEAD)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is counted and somebody waits for an answer
-            detail = f"{label}: a fault of kvheadroom: {error!r}"
-            return _Answer(GpuFailure(device.gpu, GpuFailureReason.INTERNAL, detail))
-
-    def _is_divided(self, device: _Device) -> bool:
-        if not device.knows_mig:
-            return False
-        try:
-            return bool(self._nvml.nvmlDeviceGetMigMode(device.handle)[0])
-        except self._nvml.NVMLError as error:
-            if error.value not in NO_MIG:
-                raise
-            device.knows_mig = False
-            return False
-
-    def _read_memory(self, device: _Device) -> Any:
-        """The driver's v2 answer, or its v1 answer (which has no `reserved`) where there is no v2."""
-        nvml = self._nvml
-        if device.counts_by_v2 is not False:
-            try:
-                memory = nvml.nvmlDeviceGetMemoryInfo(device.handle, version=nvml.nvmlMemory_v2)
-            except nvml.NVMLError as error:
-                # Under WSL the v2 call ends in an unknown error; from a GPU that has answered it before,
-                # the same error is a fault.
-                under_wsl = error.value == NvmlCode.UNKNOWN and device.counts_by_v2 is None
-                if error.value not in NO_V2 and not under_wsl:
-                    raise
-            else:
-                device.counts_by_v2 = True
-                return memory
-        memory = nvml.nvmlDeviceGetMemoryInfo(device.handle)
-        device.counts_by_v2 = False
-        return memory
+            return Answer(failures=(GpuFailure(device.gpu, GpuFailureReason.TIMEOUT, detail),))
+        if answer.handle_is_dead:
+            self._devices[position] = _Broken(device.index, answer.failures[0], needs_new_nvml=True)
+        elif answer.is_divided:
+            failed_parts = (failure.gpu for failure in answer.failures)
+            self._parts[device.gpu] = (
+                *(part.gpu for part in answer.snapshots),
+                *(gpu for gpu in failed_parts if gpu is not None),
+            )
+        elif answer.snapshots:
+            self._parts.pop(device.gpu, None)
+        return answer
 
     def mend(self) -> None:
-        """Look again for GPUs without a handle, at a slow pace; to be called after each reading.
+        """Look again for GPUs without a handle and for new ones, at a slow pace; to be called after each reading.
 
         It may block for seconds, so a reading is handed over first: no healthy GPU waits for a broken one.
         """
         if not self._open:
             return
         self._reads_since_mended += 1
-        broken = [device for device in self._devices if isinstance(device, _Broken)]
-        if not broken or self._reads_since_mended < MEND_AFTER_READS:
+        if self._reads_since_mended < MEND_AFTER_READS:
             return
-        is_stuck = any(isinstance(device, _Device) and device.is_stuck for device in self._devices)
+        self._reads_since_mended = 0
+        broken = [device for device in self._devices if isinstance(device, _Broken)]
+        # NVML counts the GPUs as it is opened, so a new one is seen by nobody before.
+        is_new = not listed_gpus(self._proc) <= self._listed
+        is_stuck = self._xids.is_stuck or any(
+            isinstance(device, Device) and device.is_stuck for device in self._devices
+        )
         # NVML is not closed under a call that is still in it.
-        if any(device.needs_new_nvml for device in broken) and not is_stuck:
+        if (is_new or any(device.needs_new_nvml for device in broken)) and not is_stuck:
             self.close()
             self._start(self._clock())
             return
-        self._reads_since_mended = 0
         self._devices = [
             self._open_device(device.index)
             if isinstance(device, _Broken) and not device.needs_new_nvml
@@ -334,28 +294,13 @@ class NvmlSource:
             for device in self._devices
         ]
         self._last_index |= {
-            device.gpu: device.index for device in self._devices if isinstance(device, _Device)
+            device.gpu: device.index for device in self._devices if isinstance(device, Device)
         }
 
 
-def _check(memory: Any, device: _Device, label: str) -> GpuSnapshot | GpuFailure:
-    """The numbers, unless they cannot be: a driver may hand out 2^64 - 1 for "not available"."""
-    total, used, free = int(memory.total), int(memory.used), int(memory.free)
-    reserved = int(memory.reserved) if device.counts_by_v2 else None
-    parts = (reserved or 0) + used + free
-    if not 0 < total < 2**63 or abs(parts - total) > total * SUM_TOLERANCE:
-        detail = (
-            f"{label}: numbers that cannot be: total {total}, reserved {reserved}, used {used}, free {free} "
-            "bytes; compare with `nvidia-smi -q -d MEMORY`"
-        )
-        return GpuFailure(device.gpu, GpuFailureReason.BAD_ANSWER, detail)
-    return GpuSnapshot(
-        gpu=device.gpu,
-        name=device.name,
-        index=device.index,
-        total_bytes=total,
-        reserved_bytes=reserved,
-        used_bytes=used,
-        free_bytes=free,
-        accounting="v1" if reserved is None else "v2",
-    )
+def listed_gpus(proc: Path) -> frozenset[str]:
+    """The PCI addresses of the GPUs that the driver knows now; none where that is not told, as in some containers."""
+    try:
+        return frozenset(entry.name for entry in (proc / "driver" / "nvidia" / "gpus").iterdir())
+    except OSError:
+        return frozenset()

@@ -20,6 +20,7 @@ class NvmlCode(IntEnum):
     INVALID_ARGUMENT = 2
     NOT_SUPPORTED = 3
     NO_PERMISSION = 4
+    NOT_FOUND = 6
     DRIVER_NOT_LOADED = 9
     TIMEOUT = 10
     LIBRARY_NOT_FOUND = 12
@@ -36,8 +37,8 @@ _MEANING: dict[int, tuple[GpuFailureReason, str]] = {
     NvmlCode.NOT_SUPPORTED: (
         GpuFailureReason.NOT_SUPPORTED,
         (
-            "it has no memory of its own that the driver could count (unified memory); the host's memory is "
-            "not read in its place yet"
+            "the driver tells no memory of it, and it is none of those that are known to have the host's memory only "
+            "(GB10, Jetson), so nothing is said in its place"
         ),
     ),
     NvmlCode.NO_PERMISSION: (
@@ -93,6 +94,9 @@ HANDLE_IS_DEAD = {
 }
 
 NO_V2 = {NvmlCode.FUNCTION_NOT_FOUND, NvmlCode.ARGUMENT_VERSION_MISMATCH}
+
+PART_IS_GONE = {NvmlCode.INVALID_ARGUMENT, NvmlCode.NOT_FOUND}
+"""Of a MIG device: it was destroyed between two calls, and its parent is well."""
 
 NO_MIG = {NvmlCode.NOT_SUPPORTED, NvmlCode.FUNCTION_NOT_FOUND}
 
