@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 from kvheadroom.capacity.readings import (
-    EchoedFlags,
     EngineSnapshot,
     FailureReason,
     PageProblem,
@@ -38,6 +37,7 @@ from kvheadroom.sources.page_scanner import (
     series_before,
     wanted_lines,
 )
+from kvheadroom.sources.vllm_info import info_fields, info_of
 
 MAX_ENGINES = 1024
 MAX_WANTED_LINES = 32 * MAX_ENGINES
@@ -248,8 +248,8 @@ def _engine_layout(
     problems: list[PageProblem] = []
     block_factor: int | None = None
     if infos:
-        info = _info_of(name, infos, problems)
-        static |= _info_fields(name, info.labels, engines_with_info, problems)
+        info = info_of(name, infos, problems)
+        static |= info_fields(name, info.labels, engines_with_info, problems)
         block_factor = 1 if "engine" in info.labels else static["block_size"]
     return _EngineLayout(
         name=name,
@@ -338,89 +338,3 @@ def _impossible(series: Series, value: float) -> PageProblem:
 
 def _engine_order(engine: str) -> tuple[int, int | str]:
     return (0, int(engine)) if engine.isascii() and engine.isdecimal() and len(engine) < 10 else (1, engine)
-
-
-class _Info:
-    """The labels of `cache_config_info`, as numbers and words.
-
-    They are Python's str() of the fields: `None` is the word for absent. A number that cannot be one of a running
-    engine is dropped and reported.
-    """
-
-    def __init__(self, engine: str, labels: Mapping[str, str], problems: list[PageProblem]) -> None:
-        self._engine = engine
-        self._labels = labels
-        self._problems = problems
-
-    def text(self, name: str) -> str | None:
-        label = self._labels.get(name)
-        return None if label in (None, "", "None") else label
-
-    def number(self, name: str, most: float) -> float | None:
-        """Above 0 and at most `most`."""
-        text = self.text(name)
-        if text is None:
-            return None
-        number = number_of(text)
-        # A tiny number is no share and no concurrency of anything, and what is divided by it overflows.
-        if number is None or not 1e-6 <= number <= most:
-            self._drop(name, text)
-            return None
-        return number
-
-    def whole(self, name: str) -> int | None:
-        """1 or more."""
-        text = self.text(name)
-        if text is None:
-            return None
-        if not (text.isascii() and text.isdecimal() and len(text) < 20 and 0 < int(text) <= LARGEST_WHOLE):
-            self._drop(name, text)
-            return None
-        return int(text)
-
-    def words(self, name: str) -> tuple[str, ...] | None:
-        text = self.text(name)
-        return None if text is None else tuple(re.findall(r"[\w.]+", text))
-
-    def _drop(self, name: str, text: str) -> None:
-        detail = f"engine {self._engine}: {name}={text[:60]!r} of {INFO_METRIC} dropped, it cannot be true"
-        self._problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
-
-
-def _info_of(name: str, infos: Sequence[Series], problems: list[PageProblem]) -> Series:
-    """The info of one engine; of several the first that tells its blocks."""
-    for series in infos[1:]:
-        if series.labels != infos[0].labels:
-            detail = f"engine {name}: {INFO_METRIC} stands there more than once; the first that tells its blocks is taken"
-            problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
-    return next((series for series in infos if series.labels.get("num_gpu_blocks", "").isdigit()), infos[0])
-
-
-def _info_fields(
-    name: str, labels: Mapping[str, str], engines_with_info: int, problems: list[PageProblem]
-) -> dict[str, Any]:
-    info = _Info(name, labels, problems)
-    num_blocks, block_size = info.whole("num_gpu_blocks"), info.whole("block_size")
-    kv_cache_dtype = info.text("cache_dtype")
-    return {
-        # The front end adds the blocks of its data-parallel engines up and repeats the sum on each of
-        # them (vllm/v1/engine/core_client.py, 0.33.0); the other figures are per engine.
-        "num_blocks": None if num_blocks is None else num_blocks // engines_with_info,
-        "blocks_are_shared": engines_with_info > 1,
-        "block_size": block_size,
-        "attention_block_size": info.whole("effective_attention_block_size"),
-        "pool_tokens": info.whole("kv_cache_size_tokens"),
-        "max_concurrency": info.number("kv_cache_max_concurrency", LARGEST_WHOLE),
-        "kv_cache_dtype": kv_cache_dtype,
-        "echoed": EchoedFlags(
-            kv_cache_dtype=kv_cache_dtype,
-            gpu_memory_utilization=info.number("gpu_memory_utilization", 1.0),
-            kv_cache_memory_bytes=info.whole("kv_cache_memory_bytes"),
-            num_gpu_blocks_override=info.whole("num_gpu_blocks_override"),
-            enable_prefix_caching={"True": True, "False": False}.get(
-                info.text("enable_prefix_caching") or ""
-            ),
-            block_size=block_size if info.text("user_specified_block_size") == "True" else None,
-            kv_cache_dtype_skip_layers=info.words("kv_cache_dtype_skip_layers"),
-        ),
-    }
