@@ -13,7 +13,7 @@ from tests.capacity.article_models import CONFIGS, WEIGHTS_BYTES
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.daemon import COMMAND
 from tests.doubles.http_server import http_server, text_answer
-from tests.sources.safetensors_files import write_file
+from tests.sources.safetensors_files import file_bytes, header_of, write_file
 from tests.test_plan import imported_by
 
 NVFP4 = [str(CONFIGS["nvfp4"]), "--weights-bytes", str(WEIGHTS_BYTES["nvfp4"]), "--gpu", "B200"]
@@ -226,6 +226,74 @@ def test_a_folder_without_weights_says_what_to_give_and_ends_with_1(tmp_path: Pa
     assert "cannot be told:" in told
     assert "holds neither weights nor model.safetensors.index.json, and " in told
     assert "; give --weights-bytes N or --index FILE." in told
+
+
+WHOLE_LLAMA = {**TINY_LLAMA, "intermediate_size": 256, "vocab_size": 1000}
+"""A configuration that tells all of its weights."""
+
+
+def whole_llama(folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(WHOLE_LLAMA))
+    return folder
+
+
+def careful(text: str) -> str:
+    """All lines that say what to look at, as one."""
+    lines = " ".join(text.split())
+    return lines[lines.index("careful:") : lines.index("What vLLM")] if "careful:" in lines else ""
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 405504\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("model.safetensors", LFS_POINTER, "model.safetensors: it is a pointer of Git LFS"),
+        ("model.safetensors", b"", "model.safetensors: the file is shorter than the length of a header"),
+        ("model.safetensors", file_bytes(header_of({"a": (9,)}), 3), "so it was cut off or written over"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "b.safetensors"}}', "has no metadata.total_size"),
+        ("model.gguf", b"GGUF", "holds its weights as GGUF files"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_weights_files_is_told_with_what_is_taken_instead(
+    tmp_path: Path, file: str, content: bytes, words: str
+) -> None:
+    (whole_llama(tmp_path) / file).write_bytes(content)
+    run = plan(str(tmp_path), "--gpu", "H100")
+    assert run.returncode == 0
+    assert words in careful(run.stdout)
+    assert "; the weights that config.json makes, 0.00 GB, are taken instead" in careful(run.stdout)
+    (doubt,) = document(str(tmp_path), "--gpu", "H100")["models"][0]["doubts"]
+    assert words in doubt
+    said = plan(str(tmp_path), "--gpu", "H100", "--weights-bytes", "1600000")
+    assert said.returncode == 0
+    assert "; the 1,600,000 bytes of weights that you said are taken instead" in careful(said.stdout)
+
+
+def test_a_lying_header_beside_an_index_that_tells_the_size_is_told(tmp_path: Path) -> None:
+    file = whole_llama(tmp_path) / "a.safetensors"
+    file.write_bytes(bytes(1_600_000))
+    index = {"metadata": {"total_size": 1_600_000}, "weight_map": {"a": file.name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = careful(plan(str(tmp_path), "--gpu", "H100").stdout)
+    assert "a.safetensors: its header would have 0 bytes" in said
+    assert "the 1,600,000 bytes of weights that the index speaks of are taken instead" in said
+
+
+def test_a_fault_where_nothing_else_tells_the_weights_ends_with_1(tmp_path: Path) -> None:
+    (tiny(tmp_path, None) / "model.safetensors").write_bytes(LFS_POINTER)
+    run = plan(str(tmp_path), "--gpu", "H100")
+    assert run.returncode == 1
+    assert "; nothing else tells the weights" in careful(run.stdout)
+
+
+def test_a_folder_that_has_only_a_config_is_a_note_and_no_doubt(tmp_path: Path) -> None:
+    run = plan(str(whole_llama(tmp_path)), "--gpu", "H100")
+    assert (run.returncode, careful(run.stdout)) == (0, "")
+    told = " ".join(run.stdout.split())
+    assert "as config.json makes them (" in told
+    assert "holds neither weights nor model.safetensors.index.json)" in told
 
 
 def test_a_folder_with_safetensors_files_needs_no_index(tmp_path: Path) -> None:

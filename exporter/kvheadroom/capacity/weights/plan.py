@@ -136,11 +136,12 @@ def plan_weights(facts: EngineFacts) -> WeightPlan | str:
 
 
 def _held_to_files(plan: WeightPlan, tensors: TensorInventory | None, layers: int) -> WeightPlan | str:
-    """The plan with what the checkpoint itself tells; a string where that is something else."""
-    if tensors is None:
+    """The plan with what the checkpoint itself tells; a string where that is something else.
+
+    Of files with a fault nothing is taken.
+    """
+    if tensors is None or tensors.problem:
         return plan
-    if tensors.problem:
-        return tensors.problem
     total = tensors.total_bytes
     if total is None:
         has_mtp = any(_is_mtp(name, layers) for name in tensors.sizes)
