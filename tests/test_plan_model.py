@@ -224,7 +224,9 @@ def test_a_folder_without_weights_says_what_to_give_and_ends_with_1(tmp_path: Pa
     assert run.returncode == 1
     told = " ".join(run.stdout.split())
     assert "cannot be told:" in told
-    assert "holds neither weights nor model.safetensors.index.json, and " in told
+    assert "config.json does not tell the weights (" in told
+    assert "), and " in told
+    assert "holds neither weights nor model.safetensors.index.json; give" in told
     assert "; give --weights-bytes N or --index FILE." in told
 
 
@@ -279,6 +281,20 @@ def test_a_lying_header_beside_an_index_that_tells_the_size_is_told(tmp_path: Pa
     said = careful(plan(str(tmp_path), "--gpu", "H100").stdout)
     assert "a.safetensors: its header would have 0 bytes" in said
     assert "the 1,600,000 bytes of weights that the index speaks of are taken instead" in said
+
+
+def test_a_checkpoint_of_another_model_is_told_with_both_sizes(tmp_path: Path) -> None:
+    size = write_file(whole_llama(tmp_path) / "model.safetensors", {"a": (1000,)})
+    run = plan(str(tmp_path), "--gpu", "H100")
+    assert run.returncode == 0
+    made = 1000 * 128 * 2 * 2 + 4 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256 + 2 * 128) * 2 + 128 * 2
+    said = careful(run.stdout)
+    assert (
+        f"would make {made:,} bytes of weights to load, and the checkpoint has {size:,} bytes: one of" in said
+    )
+    assert "one of them is not this model's" in said
+    by_index = plan(str(tmp_path), "--gpu", "H100", "--weights-bytes", "5g", "--tp", "1,2").stdout
+    assert by_index.count("careful:") == 1
 
 
 def test_a_fault_where_nothing_else_tells_the_weights_ends_with_1(tmp_path: Path) -> None:

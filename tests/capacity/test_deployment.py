@@ -13,7 +13,7 @@ from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.plan_figures import figures
 from tests.capacity.article_models import request
 from tests.capacity.facts_builder import TINY_LLAMA
-from tests.capacity.truth import ROWS, is_refused
+from tests.capacity.truth import BY_ID, ROWS, is_refused
 
 GLM = [row for row in ROWS if row["id"].startswith("glm53") and isinstance(row.get("available_bytes"), int)]
 
@@ -213,10 +213,44 @@ def test_a_checkpoint_that_its_config_does_not_make_is_shared_out_evenly_and_say
     assert plan.weights_bytes == math.ceil(755_617_140_000 / 8)
     assert plan.weights is not None
     assert "an even share for each GPU: config.json would make" in plan.weights.note
+    assert "and the checkpoint has 755.62 GB: one of them is not this model's, or " in plan.weights.doubt
     for flags in ({"pipeline_parallel_size": 2}, {"data_parallel_size": 2}):
         unknown = plan_deployment(request("fp8", tensor_parallel_size=8, **flags))
         assert unknown.outcome is Outcome.UNKNOWN
         assert "is not known: config.json would make" in unknown.reason
+
+
+def air(weights_bytes: int, **flags: Any) -> DeploymentPlan:
+    row = BY_ID["glm45-air-tp4"]
+    return plan_deployment(
+        PlanRequest(
+            model_files=ModelFiles(folder="", config=row["config"]),
+            operator=OperatorFacts(flags={**row["flags"], **flags}, gpu="H200", weights_bytes=weights_bytes),
+            version="0.33.0",
+        )
+    )
+
+
+def test_a_checkpoint_with_copies_in_its_mtp_layer_is_still_known_tensor_by_tensor() -> None:
+    # The files of GLM-4.5-Air: its MTP layer has an embedding and an output layer of its own, 1.1% of the whole.
+    loaded = air(218_500_000_000)
+    assert loaded.weights is not None
+    assert loaded.weights.plan is not None
+    one = air(220_937_000_000)
+    assert one.weights is not None
+    assert one.weights.plan is not None
+    assert one.weights_bytes == loaded.weights_bytes
+    assert one.weights.plan.total_bytes == 220_937_000_000
+    held = sum(term.total_bytes for term in one.weights.plan.terms)
+    assert one.weights.plan.not_loaded_bytes == 220_937_000_000 - held
+    stages = air(220_937_000_000, pipeline_parallel_size=2)
+    assert stages.outcome is Outcome.STARTS
+    more = air(230_000_000_000)
+    assert more.weights is not None
+    assert more.weights.plan is None
+    assert (
+        "config.json would make 218.50 GB of weights, and the checkpoint has 230.00 GB" in more.weights.doubt
+    )
 
 
 def test_weights_that_nobody_said_are_made_from_the_config_and_marked() -> None:

@@ -161,7 +161,9 @@ def _with_weights(facts: EngineFacts) -> EngineFacts:
     plan = plan_weights(facts)
     if isinstance(plan, str):
         told = (
-            replace(fact, why=f"{fact.why}, and {plan}") if fact.fact == "weights_bytes" else fact
+            replace(fact, why=f"config.json does not tell the weights ({plan}), and {fact.why}")
+            if fact.fact == "weights_bytes"
+            else fact
             for fact in facts.missing
         )
         return replace(facts, missing=tuple(told))

@@ -104,20 +104,22 @@ def plan_model(name: str, where: str, requests: tuple[PlanRequest, ...], *, by_s
         name=name,
         where=where,
         weights_bytes=checkpoint_bytes(widest.plan),
-        doubts=_doubts(widest.plan),
+        doubts=_doubts(widest.plan, rows),
         rows=rows,
         others=alternatives(base),
         others_than=base,
     )
 
 
-def _doubts(plan: DeploymentPlan) -> tuple[str, ...]:
+def _doubts(plan: DeploymentPlan, rows: tuple[PlannedRow, ...]) -> tuple[str, ...]:
     files = plan.request.model_files
     doubts = list(files.weights_doubts)
     if files.weights_faulty:
         doubts.append(f"{files.weights_unknown}; {_taken_instead(plan)}")
     elif files.tensors is not None and files.tensors.problem and not doubts:
         doubts.append(f"{files.tensors.problem}; {_taken_instead(plan)}")
+    weights = [row.plan.weights for row in rows if row.plan.weights is not None]
+    doubts += dict.fromkeys(one.doubt for one in weights if one.doubt)
     if needs_remote_code(files.config):
         doubts.append(
             "its configuration is the repository's own code: vLLM starts with --trust-remote-code only"
