@@ -297,6 +297,48 @@ def test_a_checkpoint_of_another_model_is_told_with_both_sizes(tmp_path: Path) -
     assert by_index.count("careful:") == 1
 
 
+EAGLE = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 128,
+    "max_position_embeddings": 32768,
+}
+
+
+def drafted_by(model: str) -> list[str]:
+    draft = {"method": "eagle3", "model": model, "num_speculative_tokens": 3}
+    return ["--gpu", "H100", "--weights-bytes", "1600000", "--speculative-config", json.dumps(draft)]
+
+
+def test_the_weights_of_a_draft_model_are_said_not_to_be_counted(tmp_path: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    target.mkdir()
+    draft.mkdir()
+    whole_llama(target)
+    (draft / "config.json").write_text(json.dumps(EAGLE))
+    said = careful(plan(str(target), *drafted_by(str(draft))).stdout)
+    assert "the draft model's own weights are not counted (their size is not known)" in said
+    index = {"metadata": {"total_size": 2_350_000_000}, "weight_map": {}}
+    (draft / "model.safetensors.index.json").write_text(json.dumps(index))
+    (said,) = document(str(target), *drafted_by(str(draft)))["models"][0]["doubts"]
+    assert "the draft model's own weights are not counted (its checkpoint has 2.35 GB)" in said
+
+
+def test_a_draft_model_that_the_hub_does_not_give_ends_with_1_and_one_that_is_no_path_with_2(
+    tmp_path: Path,
+) -> None:
+    with http_server({}) as (endpoint, _):
+        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": "/nowhere"}
+        run = plan(str(whole_llama(tmp_path)), *drafted_by("org/gone"), environment=environment)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "the draft model: org/gone (config.json): there is no such model" in run.stderr
+    run = plan(str(tmp_path), *drafted_by("/no/such/draft"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "the draft model: '/no/such/draft': it is no folder here" in run.stderr
+
+
 def test_a_fault_where_nothing_else_tells_the_weights_ends_with_1(tmp_path: Path) -> None:
     (tiny(tmp_path, None) / "model.safetensors").write_bytes(LFS_POINTER)
     run = plan(str(tmp_path), "--gpu", "H100")

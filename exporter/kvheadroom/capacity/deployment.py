@@ -38,6 +38,7 @@ class PlanRequest:
         session_tokens: lengths to count sessions of; empty: the usual one, at most max_model_len.
         gpus: GPUs of the whole fleet, None: one replica.
         marketed_bytes: the GB on the box of a card, for the sum on paper; None: the catalogue's.
+        draft_weights_bytes: of the checkpoint of a draft model, None where there is none or it is not known.
     """
 
     model_files: ModelFiles
@@ -46,6 +47,7 @@ class PlanRequest:
     session_tokens: tuple[int, ...] = ()
     gpus: int | None = None
     marketed_bytes: int | None = None
+    draft_weights_bytes: int | None = None
 
     def with_flags(self, changes: Mapping[str, Any]) -> "PlanRequest":
         """The same with other flags; None takes a flag away."""

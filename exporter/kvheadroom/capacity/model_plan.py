@@ -15,6 +15,7 @@ from kvheadroom.capacity.article import (
 from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, PlanRequest, plan_deployment
 from kvheadroom.capacity.facts import Origin
+from kvheadroom.capacity.speculation import WITH_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,12 @@ def _doubts(plan: DeploymentPlan, rows: tuple[PlannedRow, ...]) -> tuple[str, ..
         doubts.append(f"{files.tensors.problem}; {_taken_instead(plan)}")
     weights = [row.plan.weights for row in rows if row.plan.weights is not None]
     doubts += dict.fromkeys(one.doubt for one in weights if one.doubt)
+    if plan.facts.draft.method in WITH_MODEL:
+        draft = plan.request.draft_weights_bytes
+        size = "their size is not known" if draft is None else f"its checkpoint has {draft / 1e9:.2f} GB"
+        doubts.append(
+            f"the draft model's own weights are not counted ({size}): each GPU has less for KV by what it holds of them"
+        )
     if needs_remote_code(files.config):
         doubts.append(
             "its configuration is the repository's own code: vLLM starts with --trust-remote-code only"
