@@ -13,7 +13,7 @@ from tests.capacity.article_models import CONFIGS, WEIGHTS_BYTES
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.daemon import COMMAND
 from tests.doubles.http_server import http_server, text_answer
-from tests.sources.safetensors_files import write_file
+from tests.sources.safetensors_files import file_bytes, header_of, write_file
 from tests.test_plan import imported_by
 
 NVFP4 = [str(CONFIGS["nvfp4"]), "--weights-bytes", str(WEIGHTS_BYTES["nvfp4"]), "--gpu", "B200"]
@@ -224,8 +224,134 @@ def test_a_folder_without_weights_says_what_to_give_and_ends_with_1(tmp_path: Pa
     assert run.returncode == 1
     told = " ".join(run.stdout.split())
     assert "cannot be told:" in told
-    assert "holds neither weights nor model.safetensors.index.json, and " in told
+    assert "config.json does not tell the weights (" in told
+    assert "), and " in told
+    assert "holds neither weights nor model.safetensors.index.json; give" in told
     assert "; give --weights-bytes N or --index FILE." in told
+
+
+WHOLE_LLAMA = {**TINY_LLAMA, "intermediate_size": 256, "vocab_size": 1000}
+"""A configuration that tells all of its weights."""
+
+
+def whole_llama(folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(WHOLE_LLAMA))
+    return folder
+
+
+def careful(text: str) -> str:
+    """All lines that say what to look at, as one."""
+    lines = " ".join(text.split())
+    return lines[lines.index("careful:") : lines.index("What vLLM")] if "careful:" in lines else ""
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 405504\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("model.safetensors", LFS_POINTER, "model.safetensors: it is a pointer of Git LFS"),
+        ("model.safetensors", b"", "model.safetensors: the file is shorter than the length of a header"),
+        ("model.safetensors", file_bytes(header_of({"a": (9,)}), 3), "so it was cut off or written over"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "b.safetensors"}}', "has no metadata.total_size"),
+        ("model.gguf", b"GGUF", "holds its weights as GGUF files"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_weights_files_is_told_with_what_is_taken_instead(
+    tmp_path: Path, file: str, content: bytes, words: str
+) -> None:
+    (whole_llama(tmp_path) / file).write_bytes(content)
+    run = plan(str(tmp_path), "--gpu", "H100")
+    assert run.returncode == 0
+    assert words in careful(run.stdout)
+    assert "; the weights that config.json makes, 0.00 GB, are taken instead" in careful(run.stdout)
+    (doubt,) = document(str(tmp_path), "--gpu", "H100")["models"][0]["doubts"]
+    assert words in doubt
+    said = plan(str(tmp_path), "--gpu", "H100", "--weights-bytes", "1600000")
+    assert said.returncode == 0
+    assert "; the 1,600,000 bytes of weights that you said are taken instead" in careful(said.stdout)
+
+
+def test_a_lying_header_beside_an_index_that_tells_the_size_is_told(tmp_path: Path) -> None:
+    file = whole_llama(tmp_path) / "a.safetensors"
+    file.write_bytes(bytes(1_600_000))
+    index = {"metadata": {"total_size": 1_600_000}, "weight_map": {"a": file.name}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    said = careful(plan(str(tmp_path), "--gpu", "H100").stdout)
+    assert "a.safetensors: its header would have 0 bytes" in said
+    assert "the 1,600,000 bytes of weights that the index speaks of are taken instead" in said
+
+
+def test_a_checkpoint_of_another_model_is_told_with_both_sizes(tmp_path: Path) -> None:
+    size = write_file(whole_llama(tmp_path) / "model.safetensors", {"a": (1000,)})
+    run = plan(str(tmp_path), "--gpu", "H100")
+    assert run.returncode == 0
+    made = 1000 * 128 * 2 * 2 + 4 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256 + 2 * 128) * 2 + 128 * 2
+    said = careful(run.stdout)
+    assert (
+        f"would make {made:,} bytes of weights to load, and the checkpoint has {size:,} bytes: one of" in said
+    )
+    assert "one of them is not this model's" in said
+    by_index = plan(str(tmp_path), "--gpu", "H100", "--weights-bytes", "5g", "--tp", "1,2").stdout
+    assert by_index.count("careful:") == 1
+
+
+EAGLE = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 128,
+    "max_position_embeddings": 32768,
+}
+
+
+def drafted_by(model: str) -> list[str]:
+    draft = {"method": "eagle3", "model": model, "num_speculative_tokens": 3}
+    return ["--gpu", "H100", "--weights-bytes", "1600000", "--speculative-config", json.dumps(draft)]
+
+
+def test_the_weights_of_a_draft_model_are_said_not_to_be_counted(tmp_path: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    target.mkdir()
+    draft.mkdir()
+    whole_llama(target)
+    (draft / "config.json").write_text(json.dumps(EAGLE))
+    said = careful(plan(str(target), *drafted_by(str(draft))).stdout)
+    assert "the draft model's own weights are not counted (their size is not known)" in said
+    index = {"metadata": {"total_size": 2_350_000_000}, "weight_map": {}}
+    (draft / "model.safetensors.index.json").write_text(json.dumps(index))
+    (said,) = document(str(target), *drafted_by(str(draft)))["models"][0]["doubts"]
+    assert "the draft model's own weights are not counted (its checkpoint has 2.35 GB)" in said
+
+
+def test_a_draft_model_that_the_hub_does_not_give_ends_with_1_and_one_that_is_no_path_with_2(
+    tmp_path: Path,
+) -> None:
+    with http_server({}) as (endpoint, _):
+        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": "/nowhere"}
+        run = plan(str(whole_llama(tmp_path)), *drafted_by("org/gone"), environment=environment)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "the draft model: org/gone (config.json): there is no such model" in run.stderr
+    run = plan(str(tmp_path), *drafted_by("/no/such/draft"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "the draft model: '/no/such/draft': it is no folder here" in run.stderr
+
+
+def test_a_fault_where_nothing_else_tells_the_weights_ends_with_1(tmp_path: Path) -> None:
+    (tiny(tmp_path, None) / "model.safetensors").write_bytes(LFS_POINTER)
+    run = plan(str(tmp_path), "--gpu", "H100")
+    assert run.returncode == 1
+    assert "; nothing else tells the weights" in careful(run.stdout)
+
+
+def test_a_folder_that_has_only_a_config_is_a_note_and_no_doubt(tmp_path: Path) -> None:
+    run = plan(str(whole_llama(tmp_path)), "--gpu", "H100")
+    assert (run.returncode, careful(run.stdout)) == (0, "")
+    told = " ".join(run.stdout.split())
+    assert "as config.json makes them (" in told
+    assert "holds neither weights nor model.safetensors.index.json)" in told
 
 
 def test_a_folder_with_safetensors_files_needs_no_index(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from kvheadroom.capacity.readings import SourceFailure
 from kvheadroom.capacity.speculation import DRAFT_CONFIG, WITH_MODEL
 from kvheadroom.sources.hub_environment import SOURCE as HUB
 from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json
-from kvheadroom.sources.model_lookup import find_model
+from kvheadroom.sources.model_lookup import LocatedModel, find_model
 from kvheadroom.sources.safetensors import named_tensors
 from kvheadroom.sources.weight_files import total_size
 
@@ -89,29 +89,37 @@ def _sized(flags: Mapping[str, Any]) -> bool:
 
 
 def _plan(options: PlanOptions, source: ModelSource, environment: Mapping[str, str], home: Path) -> ModelPlan:
-    located = find_model(source.name, environment, home)
-    if isinstance(located, SourceFailure):
-        if located.source == HUB:
-            raise ModelUnavailableError(located.detail)
-        raise OperatorError(located.detail)
+    located = _find(source.name, environment, home)
     files = located.files
     if source.index is not None:
         total, tensors = _read_index(source.index)
         files = replace(files, weights_bytes=total, tensors=tensors)
-    requests = tuple(_requests(_with_draft(options, environment, home), source, files))
+    draft = _find_draft(options, environment, home)
+    requests = tuple(_requests(_with_draft(options, draft), source, files, draft))
     return plan_model(_shown_name(source.name), located.where, requests, by_sum=options.by_sum)
 
 
-def _with_draft(options: PlanOptions, environment: Mapping[str, str], home: Path) -> PlanOptions:
-    """With the config.json of the draft model that `--speculative-config` names."""
+def _find(name: str, environment: Mapping[str, str], home: Path, what: str = "") -> LocatedModel:
+    located = find_model(name, environment, home)
+    if isinstance(located, LocatedModel):
+        return located
+    raise (ModelUnavailableError if located.source == HUB else OperatorError)(what + located.detail)
+
+
+def _find_draft(options: PlanOptions, environment: Mapping[str, str], home: Path) -> ModelFiles | None:
+    """The files of the draft model that `--speculative-config` names; None where it names none."""
     draft = options.flags.get("speculative_config") or {}
     name = draft.get("model")
     if not isinstance(name, str) or draft.get("method") not in WITH_MODEL or DRAFT_CONFIG in draft:
+        return None
+    return _find(name, environment, home, "--speculative-config: the draft model: ").files
+
+
+def _with_draft(options: PlanOptions, files: ModelFiles | None) -> PlanOptions:
+    """With the config.json of the draft model."""
+    if files is None:
         return options
-    located = find_model(name, environment, home)
-    if isinstance(located, SourceFailure):
-        raise OperatorError(f"--speculative-config: the draft model: {located.detail}")
-    draft = {**draft, DRAFT_CONFIG: located.files.config}
+    draft = {**options.flags["speculative_config"], DRAFT_CONFIG: files.config}
     return replace(options, flags={**options.flags, "speculative_config": draft})
 
 
@@ -135,7 +143,9 @@ def _read_index(path: Path) -> tuple[int, TensorInventory | None]:
     return total, named_tensors(index)
 
 
-def _requests(options: PlanOptions, source: ModelSource, files: ModelFiles) -> Iterator[PlanRequest]:
+def _requests(
+    options: PlanOptions, source: ModelSource, files: ModelFiles, draft: ModelFiles | None
+) -> Iterator[PlanRequest]:
     names = tuple(options.swept)
     for values in product(*options.swept.values()):
         yield PlanRequest(
@@ -151,4 +161,5 @@ def _requests(options: PlanOptions, source: ModelSource, files: ModelFiles) -> I
             session_tokens=options.session_tokens,
             gpus=options.gpus,
             marketed_bytes=options.marketed_bytes,
+            draft_weights_bytes=None if draft is None else draft.weights_bytes,
         )

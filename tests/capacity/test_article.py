@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.article import SimpleSum, as_the_sum_takes_it, simple_sum
-from kvheadroom.capacity.deployment import plan_deployment
+from kvheadroom.capacity.article import BridgeStep, SimpleSum, as_the_sum_takes_it, simple_sum
+from kvheadroom.capacity.deployment import PlanRequest, plan_deployment
+from kvheadroom.capacity.facts import ModelFiles, OperatorFacts
 from kvheadroom.capacity.model_plan import PlannedRow, ladder, plan_model
 from tests.capacity.article_models import request
 from tests.capacity.facts_builder import TINY_LLAMA
+from tests.capacity.truth import BY_ID
 
 SESSION = 262_144
 
@@ -172,8 +174,43 @@ def test_weights_that_are_not_loaded_and_those_that_are_copied_are_steps_of_thei
     assert steps["not_loaded"].change_bytes == pytest.approx(19.906e9 / tp, rel=1e-4)
     assert steps["replicated"].change_bytes == pytest.approx(-3.146975e9 * (tp - 1) / tp, rel=1e-6)
     assert (steps["not_loaded"].change_tokens, steps["replicated"].change_tokens) == (not_loaded, replicated)
-    # The rest of the weights is less than 0.2 GB.
-    assert abs(steps["shapes"].change_bytes) < 2e8
+    # The checkpoint has three MLPs of 0.2 GB and less in FP8, which config.json makes in bfloat16.
+    assert abs(steps["files"].change_bytes) < 2e8
+    assert abs(steps["shapes"].change_bytes) < 1e6
+
+
+def test_padding_for_kernels_and_what_the_files_hold_are_steps_of_their_own() -> None:
+    case = BY_ID["glm46-tp8"]
+    asked = PlanRequest(
+        model_files=ModelFiles(folder="", config=case["config"]),
+        operator=OperatorFacts(flags={"tensor_parallel_size": 8}, gpu="B200"),
+    )
+
+    def steps(weights_bytes: int | None) -> dict[str, BridgeStep]:
+        operator = replace(asked.operator, weights_bytes=weights_bytes)
+        made = plan_model("m", "", (replace(asked, operator=operator),), by_sum=True)
+        return {step.key: step for step in made.rows[0].bridge}
+
+    alone = steps(None)
+    assert "files" not in alone
+    # TRT-LLM's kernels take the 192 columns of a rank as 256: a third more of 160 experts in 89 layers.
+    padding = 89 * 160 * 3 * 5120 * (256 - 192) * 2
+    assert alone["shapes"].change_bytes == pytest.approx(-padding, rel=0.01)
+    assert "kernels' padding" in alone["shapes"].step
+    made = plan_deployment(asked).weights
+    assert made is not None
+    assert made.plan is not None
+    more = steps(made.plan.total_bytes + 8 * 10**8)
+    assert more["files"].change_bytes == 10**8
+    assert more["shapes"].change_bytes == alone["shapes"].change_bytes
+    assert "config.json" in more["files"].step
+
+
+def test_of_an_even_share_there_is_no_step_of_padding() -> None:
+    keys = {step.key: step.step for step in row("fp8", tensor_parallel_size=8).bridge}
+    assert keys["memory"]
+    assert "files" not in keys
+    assert keys.get("shapes", "whole bytes only") == "whole bytes only"
 
 
 def test_the_document_tells_the_steps_as_they_are() -> None:

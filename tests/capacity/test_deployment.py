@@ -13,7 +13,7 @@ from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.plan_figures import figures
 from tests.capacity.article_models import request
 from tests.capacity.facts_builder import TINY_LLAMA
-from tests.capacity.truth import ROWS, is_refused
+from tests.capacity.truth import BY_ID, ROWS, is_refused
 
 GLM = [row for row in ROWS if row["id"].startswith("glm53") and isinstance(row.get("available_bytes"), int)]
 
@@ -23,7 +23,8 @@ def planned(row: dict[str, Any]) -> DeploymentPlan:
     return plan_deployment(
         PlanRequest(
             model_files=ModelFiles(folder="", config=row["config"]),
-            operator=OperatorFacts(flags=flags, gpu=catalogue_name(row["gpu"])),
+            # The bytes of a row are not what its weights leave of its GPU.
+            operator=OperatorFacts(flags=flags, gpu=catalogue_name(row["gpu"]), hbm_bytes=10**13),
             version=row["vllm_version"],
         )
     )
@@ -62,6 +63,49 @@ def test_the_longest_that_starts_leaves_the_null_block_out() -> None:
     assert "787,520 starts" in plan.reason
     assert pool_of(37_570_000_000, tensor_parallel_size=4, max_model_len=787_520).outcome is Outcome.STARTS
     assert pool_of(37_570_000_000, tensor_parallel_size=4, max_model_len=787_584).outcome is Outcome.TOO_LONG
+
+
+def test_a_pool_of_a_given_size_must_fit_the_card_beside_the_weights() -> None:
+    card, weights = 182_642 * 1024**2, 58_365_186_672
+    fits = pool_of(card - weights, tensor_parallel_size=8)
+    assert (fits.outcome, fits.weights_bytes) == (Outcome.STARTS, weights)
+    block = 3_052_800
+    over = pool_of(card - weights + block, tensor_parallel_size=8)
+    assert (over.outcome, over.weights_bytes, over.pool) == (Outcome.NO_ROOM, weights, None)
+    many = pool_of(200 * 10**9, tensor_parallel_size=8)
+    assert "weights (58.37 GB per GPU) and the KV cache of the given size (200.00 GB)" in many.reason
+    assert "exceed the 191.51 GB of the GPU, by 66.85 GB: vLLM runs out of memory" in many.reason
+    blocks = plan_deployment(request(num_gpu_blocks_override=70_000, tensor_parallel_size=8))
+    assert blocks.outcome is Outcome.NO_ROOM
+    assert "(213.70 GB)" in blocks.reason
+
+
+@pytest.mark.parametrize("flags", [{"kv_cache_memory_bytes": 10**10}, {"num_gpu_blocks_override": 3_000}])
+def test_weights_that_are_more_than_the_card_do_not_start_with_any_pool(flags: dict[str, Any]) -> None:
+    plan = plan_deployment(request(tensor_parallel_size=2, max_model_len=65_536, **flags))
+    assert (plan.outcome, plan.fits) == (Outcome.NO_ROOM, ())
+    assert plan.weights_bytes is not None
+    assert plan.weights_bytes > 182_642 * 1024**2
+    assert "the weights alone (" in plan.reason
+
+
+def test_every_stage_holds_its_own_weights_beside_a_pool_of_a_given_size() -> None:
+    stages: dict[str, Any] = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+    plan = pool_of(1, **stages)
+    assert plan.weights is not None
+    widest = max(plan.weights.stage_bytes)
+    assert pool_of(182_642 * 1024**2 - widest, **stages).outcome is Outcome.STARTS
+    assert pool_of(182_642 * 1024**2 - min(plan.weights.stage_bytes), **stages).outcome is Outcome.NO_ROOM
+
+
+def test_a_pool_of_a_given_size_on_a_card_that_is_not_known_is_believed() -> None:
+    asked = PlanRequest(
+        model_files=ModelFiles(folder="", config=TINY_LLAMA),
+        operator=OperatorFacts(flags={"kv_cache_memory_bytes": 10**13}, gpu="H100", weights_bytes=10**6),
+    )
+    assert plan_deployment(asked).outcome is Outcome.NO_ROOM
+    unknown = replace(asked, operator=replace(asked.operator, gpu=None))
+    assert plan_deployment(unknown).outcome is Outcome.STARTS
 
 
 def test_a_length_that_vllm_finds_itself_is_the_longest_that_starts() -> None:
@@ -169,10 +213,44 @@ def test_a_checkpoint_that_its_config_does_not_make_is_shared_out_evenly_and_say
     assert plan.weights_bytes == math.ceil(755_617_140_000 / 8)
     assert plan.weights is not None
     assert "an even share for each GPU: config.json would make" in plan.weights.note
+    assert "and the checkpoint has 755.62 GB: one of them is not this model's, or " in plan.weights.doubt
     for flags in ({"pipeline_parallel_size": 2}, {"data_parallel_size": 2}):
         unknown = plan_deployment(request("fp8", tensor_parallel_size=8, **flags))
         assert unknown.outcome is Outcome.UNKNOWN
         assert "is not known: config.json would make" in unknown.reason
+
+
+def air(weights_bytes: int, **flags: Any) -> DeploymentPlan:
+    row = BY_ID["glm45-air-tp4"]
+    return plan_deployment(
+        PlanRequest(
+            model_files=ModelFiles(folder="", config=row["config"]),
+            operator=OperatorFacts(flags={**row["flags"], **flags}, gpu="H200", weights_bytes=weights_bytes),
+            version="0.33.0",
+        )
+    )
+
+
+def test_a_checkpoint_with_copies_in_its_mtp_layer_is_still_known_tensor_by_tensor() -> None:
+    # The files of GLM-4.5-Air: its MTP layer has an embedding and an output layer of its own, 1.1% of the whole.
+    loaded = air(218_500_000_000)
+    assert loaded.weights is not None
+    assert loaded.weights.plan is not None
+    one = air(220_937_000_000)
+    assert one.weights is not None
+    assert one.weights.plan is not None
+    assert one.weights_bytes == loaded.weights_bytes
+    assert one.weights.plan.total_bytes == 220_937_000_000
+    held = sum(term.total_bytes for term in one.weights.plan.terms)
+    assert one.weights.plan.not_loaded_bytes == 220_937_000_000 - held
+    stages = air(220_937_000_000, pipeline_parallel_size=2)
+    assert stages.outcome is Outcome.STARTS
+    more = air(230_000_000_000)
+    assert more.weights is not None
+    assert more.weights.plan is None
+    assert (
+        "config.json would make 218.50 GB of weights, and the checkpoint has 230.00 GB" in more.weights.doubt
+    )
 
 
 def test_weights_that_nobody_said_are_made_from_the_config_and_marked() -> None:

@@ -19,6 +19,7 @@ from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, ServerAnswers, 
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.weights import WeightPlan, plan_weights, target_bytes
+from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint
 from kvheadroom.capacity.weights.registry import BUILDS
 from tests.capacity.facts_builder import facts
 from tests.capacity.truth import BY_ID, facts_of
@@ -199,14 +200,38 @@ def test_headers_that_make_the_size_of_config_json_confirm_it() -> None:
 
 def test_headers_of_another_size_leave_the_weights_unknown() -> None:
     said = with_tensors(LLAMA, {"rest": 9_000_000_000})
-    assert "take 9000000000 bytes, and by config.json they would take 16060522496" in str(said)
+    assert isinstance(said, AnotherCheckpoint)
+    assert said == "config.json would make 16.06 GB of weights to load, and the checkpoint has 9.00 GB"
 
 
-def test_files_that_lie_leave_the_weights_unknown() -> None:
-    assert (
-        with_tensors(LLAMA, {}, "a.safetensors: its header is no JSON")
-        == "a.safetensors: its header is no JSON"
-    )
+AIR = "glm45-air-tp4"
+AIR_COPIES = 2 * 151_552 * 4096 * 2
+"""What GLM-4.5-Air's checkpoint holds beside its weights: an embedding and an output layer in its MTP layer."""
+
+
+def test_layers_of_multi_token_prediction_may_hold_copies_of_the_vocabulary() -> None:
+    assert plan_of(AIR).spare_bytes == AIR_COPIES
+    assert plan_of(LLAMA).spare_bytes == 0
+    assert plan_of(GLM).spare_bytes > 0
+    names = with_tensors(GLM, {"model.layers.77.mlp.w": None})
+    assert isinstance(names, WeightPlan)
+    assert names.spare_bytes == 0
+
+
+def test_layers_of_multi_token_prediction_that_are_not_modelled_have_the_room_of_a_layer() -> None:
+    row = BY_ID[LLAMA]
+    known = facts_of(row)
+    assert known.model is not None
+    stack = replace(known.model.stack, mtp=known.model.stack.layers[:1])
+    plan = plan_weights(replace(known, model=replace(known.model, stack=stack)))
+    assert isinstance(plan, WeightPlan)
+    layer = (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096) * 2
+    assert plan.spare_bytes == layer + 2 * (2 * 128_256 * 4096 + 2 * 4096 * 4096)
+
+
+def test_of_files_that_lie_nothing_is_taken() -> None:
+    said = with_tensors(LLAMA, {"rest": 9_000_000_000}, "a.safetensors: its header is no JSON")
+    assert said == plan_of(LLAMA)
 
 
 @pytest.mark.parametrize("name", ["model.layers.78.mlp.w", "mtp.layers.0.w", "model.mtp.w"])

@@ -110,10 +110,25 @@ def test_a_single_file_without_an_index_is_summed_up_by_its_header(
     assert ranges[0] == "bytes=0-1048575"
 
 
-def test_a_single_file_that_is_none_is_a_failure_and_not_a_size() -> None:
+def test_a_single_file_that_is_none_is_a_fault_and_not_a_size() -> None:
     missing = with_headers({"X-Error-Code": "EntryNotFound"}, status=404)
-    got = failure({CONFIG: json_answer({}), INDEX: missing, SINGLE: text_answer("<html>")})
-    assert "shorter than the length of a header" in got.detail
+    answers = {CONFIG: json_answer({}), INDEX: missing, SINGLE: text_answer("<html>")}
+    with http_server(answers) as (endpoint, _):
+        files = fetch_model_files(hub(endpoint), MODEL)
+    assert isinstance(files, ModelFiles)
+    assert (files.weights_bytes, files.weights_faulty) == (None, True)
+    assert (
+        files.weights_unknown
+        == "zai-org/GLM-5.3 (model.safetensors): the file is shorter than the length of a header"
+    )
+
+
+def test_an_index_without_a_total_is_a_fault() -> None:
+    with http_server({CONFIG: json_answer({}), INDEX: json_answer({})}) as (endpoint, _):
+        files = fetch_model_files(hub(endpoint), MODEL)
+    assert isinstance(files, ModelFiles)
+    assert (files.weights_bytes, files.weights_faulty) == (None, True)
+    assert "model.safetensors.index.json has no metadata.total_size" in files.weights_unknown
 
 
 def test_a_model_without_weights_has_no_total_and_says_why() -> None:
@@ -121,7 +136,7 @@ def test_a_model_without_weights_has_no_total_and_says_why() -> None:
     with http_server({CONFIG: json_answer({}), INDEX: missing, SINGLE: missing}) as (endpoint, _):
         files = fetch_model_files(hub(endpoint), MODEL)
     assert isinstance(files, ModelFiles)
-    assert files.weights_bytes is None
+    assert (files.weights_bytes, files.weights_faulty) == (None, False)
     assert "neither model.safetensors.index.json nor model.safetensors" in files.weights_unknown
 
 

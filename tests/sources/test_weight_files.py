@@ -39,12 +39,13 @@ TRUE = header_of({"a": (2, 3)})
     [
         (b"", "shorter than the length"),
         (b"\xff" * 16, "no safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "pointer of Git LFS"),
         (file_bytes(b"[]", 0), "no JSON object"),
         (file_bytes(b"{nothing", 0), "no JSON"),
         (file_bytes(b"{" * 5000, 0), "no JSON"),
         (file_bytes(TRUE, 12)[:20], "ends within its header"),
-        (file_bytes(TRUE, 11), "was it cut off"),
-        (file_bytes(TRUE, 13), "was it cut off"),
+        (file_bytes(TRUE, 11), "was cut off or written over"),
+        (file_bytes(TRUE, 13), "was cut off or written over"),
         (file_bytes({"a": {**TRUE["a"], "shape": [2, 4]}}, 12), "takes 12 bytes, and its shape and type make 16"),
         (file_bytes({"a": {**TRUE["a"], "dtype": "F31"}}, 12), "no type, shape and place"),
         (file_bytes({"a": {**TRUE["a"], "shape": [-2, -3]}}, 12), "no whole numbers"),
@@ -129,6 +130,18 @@ def test_a_consolidated_copy_is_what_vllm_loads_and_it_is_not_counted_twice(tmp_
 
 
 @pytest.mark.parametrize(
+    ("total", "words"),
+    [(None, "has no"), (-5, "has a"), (10**39, "has a"), (True, "has a"), ("12", "has a")],
+)
+def test_a_total_that_is_missing_and_one_that_cannot_be_are_told_apart(
+    tmp_path: Path, total: object, words: str
+) -> None:
+    found = read_weight_files(tmp_path, {"metadata": {"total_size": total}, "weight_map": {"a": A}})
+    assert (found.total_bytes, found.faulty) == (None, True)
+    assert f"{words} metadata.total_size" in found.unknown
+
+
+@pytest.mark.parametrize(
     ("name", "words"),
     [
         (None, f"holds neither weights nor {INDEX_NAME}"),
@@ -140,7 +153,7 @@ def test_a_folder_without_weights_that_are_read_says_so(tmp_path: Path, name: st
     if name is not None:
         (tmp_path / name).write_bytes(b"x")
     found = read_weight_files(tmp_path, None)
-    assert found.total_bytes is None
+    assert (found.total_bytes, found.faulty) == (None, name is not None)
     assert words in found.unknown
 
 
@@ -159,5 +172,5 @@ def test_a_folder_that_cannot_be_listed_says_so(tmp_path: Path) -> None:
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(json.dumps({}).encode())
     found = read_weight_files(tmp_path, None)
-    assert found.total_bytes is None
+    assert (found.total_bytes, found.faulty) == (None, True)
     assert "model.safetensors: the file is shorter" in found.unknown

@@ -246,5 +246,12 @@ def _byte_steps(
                 kv_bytes,
                 weights.origin,
             )
+        made = sum(term.total_bytes for term in held.terms)
+        if beside := simple.weights_bytes - held.not_loaded_bytes - made:
+            kv_bytes += beside / tp
+            yield "files", "the checkpoint's total against what config.json makes", kv_bytes, weights.origin
     if round(kv_bytes) != available:
-        yield "shapes", "the exact shapes of what one GPU holds", available, "weights of one rank"
+        # KV heads are copied where there are fewer of them than GPUs; experts are padded to what a kernel takes.
+        planned = weights is not None and weights.plan is not None
+        rest = "kernels' padding, copied KV heads, types other than stored" if planned else "whole bytes only"
+        yield "shapes", rest, available, "weights of one rank"

@@ -14,7 +14,7 @@ from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.memory import MemoryTerm, NoRoom, PoolBudget, plan_budget
 from kvheadroom.capacity.prediction import PredictedPool, less_than_a_block, plan_pool
-from kvheadroom.capacity.rank_weights import RankWeights
+from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.readings import EchoedFlags
 
 
@@ -38,6 +38,7 @@ class PlanRequest:
         session_tokens: lengths to count sessions of; empty: the usual one, at most max_model_len.
         gpus: GPUs of the whole fleet, None: one replica.
         marketed_bytes: the GB on the box of a card, for the sum on paper; None: the catalogue's.
+        draft_weights_bytes: of the checkpoint of a draft model, None where there is none or it is not known.
     """
 
     model_files: ModelFiles
@@ -46,6 +47,7 @@ class PlanRequest:
     session_tokens: tuple[int, ...] = ()
     gpus: int | None = None
     marketed_bytes: int | None = None
+    draft_weights_bytes: int | None = None
 
     def with_flags(self, changes: Mapping[str, Any]) -> "PlanRequest":
         """The same with other flags; None takes a flag away."""
@@ -105,6 +107,7 @@ class DeploymentPlan:
         outcome: what vLLM does at the max_model_len that was asked for.
         reason: why not, one or more sentences; empty where it starts.
         layout, budget, pool: as far as they could be made.
+        weights: of one GPU; None where they are not known.
         fits: one for each session length that max_model_len admits.
     """
 
@@ -115,6 +118,7 @@ class DeploymentPlan:
     layout: KvLayout | None = None
     budget: PoolBudget | NoRoom | None = None
     pool: PredictedPool | None = None
+    weights: RankWeights | None = None
     fits: tuple[SessionFit, ...] = ()
     fleet: Fleet
 
@@ -138,13 +142,8 @@ class DeploymentPlan:
 
     @property
     def weights_bytes(self) -> int | None:
-        """Weights of one GPU, the stage with the most; None where the pool does not depend on them."""
-        return next((-term.bytes for term in self.terms if term.term == "weights"), None)
-
-    @property
-    def weights(self) -> RankWeights | None:
-        """The weights of one GPU; None where the pool does not depend on them, or they are not known."""
-        return None if self.budget is None else self.budget.weights
+        """Weights of one GPU, the stage with the most; None where they are not known."""
+        return None if self.weights is None else max(self.weights.stage_bytes)
 
     @property
     def terms(self) -> tuple[MemoryTerm, ...]:
@@ -177,6 +176,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     planned = layout if isinstance(layout, KvLayout) else None
     budget = plan_budget(facts)
     made = budget if isinstance(budget, PoolBudget | NoRoom) else None
+    weights = _weights(facts, made)
 
     def ends(outcome: Outcome, reason: str = "", pool: PredictedPool | None = None) -> DeploymentPlan:
         return DeploymentPlan(
@@ -187,6 +187,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
             layout=planned,
             budget=made,
             pool=pool,
+            weights=weights,
             fits=() if planned is None or pool is None else _fits(request, planned, pool),
             fleet=_fleet(request, facts, engines, pool),
         )
@@ -212,12 +213,53 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
     )
     if pool is not None and pool.num_blocks < 1:
         return ends(Outcome.NO_ROOM, less_than_a_block(pool, planned))
+    too_much = _over_the_card(facts, planned, weights, pool)
+    if too_much:
+        return ends(Outcome.NO_ROOM, too_much)
     if pool is None or pool.boots is None:
         reasons = [fact.why for fact in facts.missing if fact.fact != "max_model_len"]
         if facts.max_model_len is None and facts.model is not None:
             reasons.append(facts.model.context_unknown)
         return ends(Outcome.UNKNOWN, "; ".join(reasons), pool)
     return ends(*_verdict(pool), pool)
+
+
+def _weights(facts: EngineFacts, budget: PoolBudget | NoRoom | None) -> RankWeights | None:
+    """The weights of one GPU; of a pool whose size is given the budget does not tell them."""
+    if budget is not None and budget.weights is not None:
+        return budget.weights
+    weights = None if facts.pool_from_hbm or facts.obstacles else weights_of(facts)
+    return weights if isinstance(weights, RankWeights) else None
+
+
+def _over_the_card(
+    facts: EngineFacts, layout: KvLayout, weights: RankWeights | None, pool: PredictedPool | None
+) -> str:
+    """Why a pool of a given size and the weights are more than the GPU has; empty where they are not, or not known.
+
+    vLLM allocates such a pool as it is told (vLLM 0.33.0 `v1/worker/gpu_worker.py` determine_available_memory), beside
+    weights that are loaded before.
+    """
+    if facts.pool_from_hbm or facts.hbm_bytes is None or weights is None or pool is None:
+        return ""
+    stages = [
+        (held + pool.num_blocks * size, held)
+        for held, size in zip(weights.stage_bytes, layout.stage_bytes_per_block, strict=True)
+    ]
+    total, held = max(stages)
+    have = facts.hbm_bytes.value
+    if total <= have:
+        return ""
+    card = f"the {have / 1e9:.2f} GB of the GPU"
+    if max(weights.stage_bytes) > have:
+        held = max(weights.stage_bytes)
+        return (
+            f"the weights alone ({held / 1e9:.2f} GB per GPU) exceed {card}, by {(held - have) / 1e9:.2f} GB"
+        )
+    return (
+        f"weights ({held / 1e9:.2f} GB per GPU) and the KV cache of the given size ({(total - held) / 1e9:.2f} GB) exceed "
+        f"{card}, by {(total - have) / 1e9:.2f} GB: vLLM runs out of memory"
+    )
 
 
 def _verdict(pool: PredictedPool) -> tuple[Outcome, str]:

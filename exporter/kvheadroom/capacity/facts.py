@@ -127,6 +127,7 @@ class ModelFiles:
         config: config.json, parsed.
         weights_bytes: of all tensors, by the files' headers or the index; None where they are not known.
         weights_unknown: why not, one sentence; empty where they are, or where nobody looked.
+        weights_faulty: that is a fault of files that are there, and not that there are none.
         weights_doubts: what does not fit together among the weights' files, each one sentence.
         tensors: None without safetensors files and without an index.
         assumed_because: why these may be the wrong files, or empty.
@@ -136,6 +137,7 @@ class ModelFiles:
     config: Mapping[str, Any]
     weights_bytes: int | None = None
     weights_unknown: str = ""
+    weights_faulty: bool = False
     weights_doubts: tuple[str, ...] = ()
     tensors: TensorInventory | None = None
     assumed_because: str = ""

@@ -161,11 +161,14 @@ def _with_weights(facts: EngineFacts) -> EngineFacts:
     plan = plan_weights(facts)
     if isinstance(plan, str):
         told = (
-            replace(fact, why=f"{fact.why}, and {plan}") if fact.fact == "weights_bytes" else fact
+            replace(fact, why=f"config.json does not tell the weights ({plan}), and {fact.why}")
+            if fact.fact == "weights_bytes"
+            else fact
             for fact in facts.missing
         )
         return replace(facts, missing=tuple(told))
-    note = f"{plan.total_bytes / 1e9:.2f} GB, as config.json makes them"
+    unread = "" if facts.model_files is None else facts.model_files.weights_unknown
+    note = f"{plan.total_bytes / 1e9:.2f} GB, as config.json makes them" + (f" ({unread})" if unread else "")
     return replace(
         facts,
         weights_bytes=Fact(plan.total_bytes, Origin.ASSUMED, note),

@@ -14,7 +14,8 @@ from kvheadroom.capacity.article import (
 )
 from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, PlanRequest, plan_deployment
-from kvheadroom.capacity.facts import ModelFiles
+from kvheadroom.capacity.facts import Origin
+from kvheadroom.capacity.speculation import WITH_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,16 +105,45 @@ def plan_model(name: str, where: str, requests: tuple[PlanRequest, ...], *, by_s
         name=name,
         where=where,
         weights_bytes=checkpoint_bytes(widest.plan),
-        doubts=_doubts(requests[0].model_files),
+        doubts=_doubts(widest.plan, rows),
         rows=rows,
         others=alternatives(base),
         others_than=base,
     )
 
 
-def _doubts(files: ModelFiles) -> tuple[str, ...]:
-    code = "its configuration is the repository's own code: vLLM starts with --trust-remote-code only"
-    return (*files.weights_doubts, *([code] if needs_remote_code(files.config) else []))
+def _doubts(plan: DeploymentPlan, rows: tuple[PlannedRow, ...]) -> tuple[str, ...]:
+    files = plan.request.model_files
+    doubts = list(files.weights_doubts)
+    if files.weights_faulty:
+        doubts.append(f"{files.weights_unknown}; {_taken_instead(plan)}")
+    elif files.tensors is not None and files.tensors.problem and not doubts:
+        doubts.append(f"{files.tensors.problem}; {_taken_instead(plan)}")
+    weights = [row.plan.weights for row in rows if row.plan.weights is not None]
+    doubts += dict.fromkeys(one.doubt for one in weights if one.doubt)
+    if plan.facts.draft.method in WITH_MODEL:
+        draft = plan.request.draft_weights_bytes
+        size = "their size is not known" if draft is None else f"its checkpoint has {draft / 1e9:.2f} GB"
+        doubts.append(
+            f"the draft model's own weights are not counted ({size}): each GPU has less for KV by what it holds of them"
+        )
+    if needs_remote_code(files.config):
+        doubts.append(
+            "its configuration is the repository's own code: vLLM starts with --trust-remote-code only"
+        )
+    return tuple(doubts)
+
+
+def _taken_instead(plan: DeploymentPlan) -> str:
+    """What the weights are taken from where the files have a fault, one clause."""
+    said = plan.facts.weights_bytes
+    if said is not None and not said.assumed:
+        source = "that you said" if said.origin is Origin.CONFIG else "that the index speaks of"
+        return f"the {said.value:,} bytes of weights {source} are taken instead"
+    total = checkpoint_bytes(plan)
+    if total is not None:
+        return f"the weights that config.json makes, {total / 1e9:.2f} GB, are taken instead"
+    return "nothing else tells the weights"
 
 
 def _row(request: PlanRequest) -> PlannedRow:

@@ -167,7 +167,7 @@ def bridges(model: ModelPlan) -> Iterator[str]:
             texts.setdefault(step.key, step.step)
     order = [
         key
-        for key in ("sum", "memory", "not_loaded", "replicated", "shapes", "blocks", "counting")
+        for key in ("sum", "memory", "not_loaded", "replicated", "files", "shapes", "blocks", "counting")
         if key in texts
     ]
     lines = []

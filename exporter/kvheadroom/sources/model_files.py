@@ -34,6 +34,7 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
         config=config,
         weights_bytes=weights.total_bytes,
         weights_unknown=weights.unknown,
+        weights_faulty=weights.faulty,
         weights_doubts=weights.doubts,
         tensors=read_tensors(Path(folder), folder_index),
         assumed_because=assumed_because,

@@ -19,7 +19,7 @@ from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvi
 from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
 from kvheadroom.sources.safetensors import named_tensors
 from kvheadroom.sources.safetensors_header import LENGTH_BYTES, BadHeaderError, header_length, parse_header
-from kvheadroom.sources.weight_files import INDEX_NAME, total_size
+from kvheadroom.sources.weight_files import INDEX_NAME, total_size, without_total
 
 FILE_SECONDS = 60.0
 SILENCE_SECONDS = 10.0
@@ -47,14 +47,19 @@ def fetch_model_files(
     index = hub.fetch_json(INDEX_NAME, MAX_INDEX_BYTES)
     if not isinstance(index, SourceFailure):
         weights, tensors = total_size(index), named_tensors(index)
-        unknown = f"{INDEX_NAME} has no metadata.total_size"
+        unknown, faulty = without_total(index), weights is None
     elif index.reason is FailureReason.NOT_FOUND:
         single = hub.fetch_tensors(SINGLE_NAME)
         if isinstance(single, SourceFailure) and single.reason is not FailureReason.NOT_FOUND:
             return single
         tensors = None if isinstance(single, SourceFailure) else single
         weights = None if tensors is None else tensors.total_bytes
-        unknown = f"it has neither {INDEX_NAME} nor {SINGLE_NAME}"
+        faulty = tensors is not None and bool(tensors.problem)
+        unknown = (
+            tensors.problem
+            if tensors is not None and faulty
+            else f"it has neither {INDEX_NAME} nor {SINGLE_NAME}"
+        )
     else:
         return index
     return ModelFiles(
@@ -62,6 +67,7 @@ def fetch_model_files(
         config=config,
         weights_bytes=weights,
         weights_unknown="" if weights is not None else unknown,
+        weights_faulty=faulty,
         tensors=tensors,
     )
 
@@ -88,7 +94,7 @@ class _Hub:
         return parsed
 
     def fetch_tensors(self, file: str) -> TensorInventory | SourceFailure:
-        """The tensors of one safetensors file, of which only the header is asked for."""
+        """The tensors of one safetensors file, of which only the header is asked for; or what is wrong with it."""
         start = self._fetch(file, HEADER_GUESS_BYTES, beginning=True)
         if isinstance(start, SourceFailure):
             return start
@@ -101,7 +107,7 @@ class _Hub:
                 start = longer
             tensors = parse_header(start[LENGTH_BYTES : LENGTH_BYTES + length], None)
         except BadHeaderError as reason:
-            return self._failed(file, FailureReason.BAD_ANSWER, str(reason))
+            return TensorInventory(problem=f"{self._model.name} ({file}): {reason}")
         return TensorInventory(sizes={tensor.name: tensor.size_bytes for tensor in tensors})
 
     def _fetch(self, file: str, max_bytes: int, *, beginning: bool = False) -> bytes | SourceFailure:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 LENGTH_BYTES = 8
+LFS_POINTER = b"version "
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -48,6 +49,8 @@ def header_length(start: bytes) -> int:
     """
     if len(start) < LENGTH_BYTES:
         raise BadHeaderError("the file is shorter than the length of a header")
+    if start.startswith(LFS_POINTER):
+        raise BadHeaderError("it is a pointer of Git LFS, not the file itself (`git lfs pull` brings it)")
     length: int = struct.unpack("<Q", start[:LENGTH_BYTES])[0]
     if not 2 <= length <= MAX_HEADER_BYTES:
         raise BadHeaderError(f"its header would have {length:,} bytes, so it is no safetensors file")
@@ -83,7 +86,7 @@ def parse_header(content: bytes, file_bytes: int | None) -> tuple[StoredTensor, 
     expected = LENGTH_BYTES + len(content) + end
     if file_bytes is not None and file_bytes != expected:
         raise BadHeaderError(
-            f"it has {file_bytes:,} bytes, and its header speaks of {expected:,}; was it cut off?"
+            f"it has {file_bytes:,} bytes, and its header speaks of {expected:,}, so it was cut off or written over"
         )
     return tuple(tensor for _, _, tensor in placed)
 

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from kvheadroom.capacity.model_config import shown
 from kvheadroom.sources.safetensors_header import BadHeaderError, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -28,11 +29,13 @@ class WeightFiles:
     Attributes:
         total_bytes: of all tensors, None where they are not known.
         unknown: why not, one sentence; empty where they are.
+        faulty: that is a fault of files that are there, and not that there are none.
         doubts: what does not fit together, each one sentence.
     """
 
     total_bytes: int | None = None
     unknown: str = ""
+    faulty: bool = False
     doubts: tuple[str, ...] = ()
 
 
@@ -44,6 +47,14 @@ def total_size(index: Mapping[str, Any]) -> int | None:
     if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < LARGEST_BYTES:
         return int(size)
     return None
+
+
+def without_total(index: Mapping[str, Any]) -> str:
+    """Why an index tells no total size, one clause."""
+    metadata = index.get("metadata")
+    if not isinstance(metadata, dict) or metadata.get("total_size") is None:
+        return f"{INDEX_NAME} has no metadata.total_size"
+    return f"{INDEX_NAME} has a metadata.total_size that no checkpoint has ({shown(metadata['total_size'])})"
 
 
 def shards(index: Mapping[str, Any]) -> tuple[str, ...]:
@@ -68,7 +79,7 @@ def read_weight_files(folder: Path, index: Mapping[str, Any] | None) -> WeightFi
     try:
         names = sorted(path.name for path in islice(folder.iterdir(), MOST_FILES))
     except OSError as error:
-        return WeightFiles(unknown=f"{folder}: it cannot be listed ({error.strerror})")
+        return _faulty(f"{folder}: it cannot be listed ({error.strerror})")
     stored = [name for name in names if name.endswith(".safetensors")]
     copies = consolidated(stored)
     if copies:
@@ -79,14 +90,14 @@ def read_weight_files(folder: Path, index: Mapping[str, Any] | None) -> WeightFi
         return _by_index(folder, index, stored)
     if stored:
         return _by_headers(folder, stored)
-    return WeightFiles(unknown=_without(folder, names))
+    return _without(folder, names)
 
 
 def _by_index(folder: Path, index: Mapping[str, Any], stored: list[str]) -> WeightFiles:
     named, total = shards(index), total_size(index)
     here = [name for name in named if name in stored]
     if len(here) < len(named) or not named:
-        return _incomplete(named, here, total)
+        return _incomplete(index, named, here)
     others = len(stored) - len(here)
     more = (f"{others} files that {INDEX_NAME} does not name are not counted, as vLLM does not load them",)
     doubts = more if others else more[:0]
@@ -104,14 +115,16 @@ def _by_index(folder: Path, index: Mapping[str, Any], stored: list[str]) -> Weig
     return _with(_by_headers(folder, here), contradiction, *doubts)
 
 
-def _incomplete(named: tuple[str, ...], here: list[str], total: int | None) -> WeightFiles:
+def _incomplete(index: Mapping[str, Any], named: tuple[str, ...], here: list[str]) -> WeightFiles:
     """An index without all of its files: copied alone, or of a folder that is not whole."""
     lost = [name for name in named if name not in here]
     few = f"{len(lost)} of {len(named)} files that {INDEX_NAME} names are not in the folder, and vLLM needs them all"
-    unknown = f"{INDEX_NAME} has no metadata.total_size, and the files that it names are not here"
+    total = total_size(index)
+    unknown = f"{without_total(index)}, and the files that it names are not here"
     return WeightFiles(
         total_bytes=total,
         unknown="" if total is not None else unknown,
+        faulty=total is None,
         doubts=(few,) if here else (),
     )
 
@@ -124,9 +137,9 @@ def _by_headers(folder: Path, names: list[str]) -> WeightFiles:
         try:
             tensors = read_header(folder / name)
         except BadHeaderError as reason:
-            return WeightFiles(unknown=f"{folder / name}: {reason}")
+            return _faulty(f"{folder / name}: {reason}")
         except OSError as error:
-            return WeightFiles(unknown=f"{folder / name}: it cannot be read ({error.strerror})")
+            return _faulty(f"{folder / name}: it cannot be read ({error.strerror})")
         for tensor in tensors:
             sizes[tensor.name] = tensor.size_bytes
             times[tensor.name] += 1
@@ -134,16 +147,20 @@ def _by_headers(folder: Path, names: list[str]) -> WeightFiles:
     doubts = tuple(f"{name[:80]} stands in several files and is counted once" for name in twice[:FEW])
     total = sum(sizes.values())
     if not total:
-        return WeightFiles(unknown=f"{folder}: its safetensors files hold no tensors", doubts=doubts)
+        return _with(_faulty(f"{folder}: its safetensors files hold no tensors"), *doubts)
     return WeightFiles(total_bytes=total, doubts=doubts)
+
+
+def _faulty(unknown: str) -> WeightFiles:
+    return WeightFiles(unknown=unknown, faulty=True)
 
 
 def _with(found: WeightFiles, *doubts: str) -> WeightFiles:
     return replace(found, doubts=(*doubts, *found.doubts))
 
 
-def _without(folder: Path, names: list[str]) -> str:
+def _without(folder: Path, names: list[str]) -> WeightFiles:
     for suffix, kind in ((".gguf", "GGUF files"), (".bin", "*.bin files"), (".pt", "*.pt files")):
         if any(name.endswith(suffix) for name in names):
-            return f"{folder} holds its weights as {kind}, whose sizes are not read"
-    return f"{folder} holds neither weights nor {INDEX_NAME}"
+            return _faulty(f"{folder} holds its weights as {kind}, whose sizes are not read")
+    return WeightFiles(unknown=f"{folder} holds neither weights nor {INDEX_NAME}")

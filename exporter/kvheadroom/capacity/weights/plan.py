@@ -13,7 +13,8 @@ from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
 from kvheadroom.capacity.parallelism import pipeline_stages
 from kvheadroom.capacity.settings_resolution import compute_dtype
 from kvheadroom.capacity.weights.builders import Model
-from kvheadroom.capacity.weights.parts import Blueprint, Part, Parts
+from kvheadroom.capacity.weights.contradiction import another_checkpoint
+from kvheadroom.capacity.weights.parts import Blueprint, Part, Parts, Vocabulary
 from kvheadroom.capacity.weights.quantization import read_scheme
 from kvheadroom.capacity.weights.registry import BUILDS
 from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, Scheme
@@ -88,6 +89,8 @@ class WeightPlan:
         total_bytes: the checkpoint's, or, by config.json alone, what it would be.
         not_loaded_bytes: tensors of the checkpoint that this start does not load.
         replicated_bytes: what every rank holds whole, of the stage with the most.
+        spare_bytes: the most that the checkpoint may hold beside total_bytes and no start loads: copies of the vocabulary
+            in the layers of multi-token prediction, or such layers where they are not modelled.
         basis: `headers`, `index` or `config`.
     """
 
@@ -96,6 +99,7 @@ class WeightPlan:
     total_bytes: int
     not_loaded_bytes: int
     replicated_bytes: int
+    spare_bytes: int
     terms: tuple[WeightTerm, ...]
     basis: str
 
@@ -136,11 +140,12 @@ def plan_weights(facts: EngineFacts) -> WeightPlan | str:
 
 
 def _held_to_files(plan: WeightPlan, tensors: TensorInventory | None, layers: int) -> WeightPlan | str:
-    """The plan with what the checkpoint itself tells; a string where that is something else."""
-    if tensors is None:
+    """The plan with what the checkpoint itself tells; a string where that is something else.
+
+    Of files with a fault nothing is taken.
+    """
+    if tensors is None or tensors.problem:
         return plan
-    if tensors.problem:
-        return tensors.problem
     total = tensors.total_bytes
     if total is None:
         has_mtp = any(_is_mtp(name, layers) for name in tensors.sizes)
@@ -149,6 +154,7 @@ def _held_to_files(plan: WeightPlan, tensors: TensorInventory | None, layers: in
             plan,
             total_bytes=plan.total_bytes - left_out,
             not_loaded_bytes=plan.not_loaded_bytes - left_out,
+            spare_bytes=plan.spare_bytes if has_mtp else 0,
             basis="index",
         )
     mtp = sum(size or 0 for name, size in tensors.sizes.items() if _is_mtp(name, layers))
@@ -160,10 +166,7 @@ def _held_to_files(plan: WeightPlan, tensors: TensorInventory | None, layers: in
     loaded = total - mtp - copies
     expected = plan.total_bytes - plan.not_loaded_bytes - _drafted(plan)
     if abs(loaded - expected) > _TOLERANCE * expected:
-        return (
-            f"the tensors of the checkpoint take {loaded} bytes, and by config.json they would take {expected}; "
-            "which of both is loaded is not known"
-        )
+        return another_checkpoint("weights to load", expected, loaded)
     return replace(
         plan,
         total_bytes=total,
@@ -284,9 +287,27 @@ def _plan(facts: EngineFacts, weights: _Weights, ranks: Ranks) -> WeightPlan:
         total_bytes=sum(stored.values()) + stored_mtp,
         not_loaded_bytes=0 if any(draft) else stored_mtp,
         replicated_bytes=max(sum(stage.values()) for stage in whole),
+        spare_bytes=_spare_bytes(weights, 0 if facts.model is None else len(facts.model.stack.mtp or ())),
         terms=tuple(terms),
         basis="config",
     )
+
+
+def _spare_bytes(weights: _Weights, modules: int) -> int:
+    """As in `WeightPlan`; a module that is not modelled is at most a layer with a joint projection and a vocabulary."""
+    blueprint = weights.blueprint
+    if blueprint.mtp is not None:
+        return sum(weights.stored([("", blueprint.mtp.embedding * modules + blueprint.mtp.heads)]).values())
+    if not modules:
+        return 0
+    vocabulary = [part for _, parts in blueprint.around for part in parts if isinstance(part, Vocabulary)]
+    rows, width = max((part.rows, part.width) for part in vocabulary)
+    around = (2 * rows * width + 2 * width * width) * DTYPE_BYTES[weights.stored_dtype]
+    layers = enumerate(blueprint.layers)
+    largest = max(
+        sum(weights.stored([(f"model.layers.{index}.", parts)]).values()) for index, parts in layers
+    )
+    return modules * (largest + around)
 
 
 def _possible_ranks(facts: EngineFacts) -> list[Ranks]:
