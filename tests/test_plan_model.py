@@ -163,6 +163,8 @@ def test_numbers_are_read_as_vllm_reads_them(text: str, value: int) -> None:
         ([*NVFP4, "--max-model-len", "1.5K"], "takes no decimals; 1.5k"),
         ([*NVFP4, "--tp", "0"], "above 0"),
         ([*NVFP4, "--tp", "4,x"], "no whole number"),
+        ([*NVFP4, "--pp", "65537"], "no engine has so many GPUs; at most 65,536"),
+        ([*NVFP4, "--dp", "1000000000"], "no engine has so many GPUs"),
         ([*NVFP4, "--kv-cache-dtype", "fp8,"], "a word is needed"),
         ([*NVFP4, "--gpu-memory-utilization", "92"], "above 0 and at most 1"),
         ([*NVFP4, "--gpu-memory-utilization", "nan"], "above 0 and at most 1"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvheadroom.capacity.facts import AUTO_LENGTH
 from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
+from kvheadroom.capacity.parallelism import MOST_GPUS
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -40,6 +41,16 @@ def whole_number(text: str) -> int:
         ) from None
     if not 0 < value <= _LARGEST:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number above 0 is needed")
+    return value
+
+
+def parallel_size(text: str) -> int:
+    """GPUs, stages or engines side by side, as many as an engine may have."""
+    value = whole_number(text)
+    if value > MOST_GPUS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: no engine has so many GPUs; at most {MOST_GPUS:,} are planned"
+        )
     return value
 
 

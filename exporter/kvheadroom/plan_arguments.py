@@ -9,6 +9,7 @@ from kvheadroom.argument_readers import (
     gigabytes,
     gpu_name,
     length_or_auto,
+    parallel_size,
     section,
     several,
     share,
@@ -71,12 +72,12 @@ def _dashed(word: str) -> str:
 
 # Flags of vLLM that may have several values, each a row: (options, name, reader, help).
 SWEPT: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
-    (("--tensor-parallel-size", "-tp", "--tp"), "tensor_parallel_size", whole_number, "GPUs that share each layer"),
-    (("--pipeline-parallel-size", "-pp", "--pp"), "pipeline_parallel_size", whole_number, "stages that share the layers"),
-    (("--data-parallel-size", "-dp", "--dp"), "data_parallel_size", whole_number, "engines of a replica, with a pool each"),
-    (("--decode-context-parallel-size", "-dcp", "--dcp"), "decode_context_parallel_size", whole_number,
+    (("--tensor-parallel-size", "-tp", "--tp"), "tensor_parallel_size", parallel_size, "GPUs that share each layer"),
+    (("--pipeline-parallel-size", "-pp", "--pp"), "pipeline_parallel_size", parallel_size, "stages that share the layers"),
+    (("--data-parallel-size", "-dp", "--dp"), "data_parallel_size", parallel_size, "engines of a replica, with a pool each"),
+    (("--decode-context-parallel-size", "-dcp", "--dcp"), "decode_context_parallel_size", parallel_size,
      "GPUs that share the tokens of a context"),
-    (("--prefill-context-parallel-size", "-pcp", "--pcp"), "prefill_context_parallel_size", whole_number,
+    (("--prefill-context-parallel-size", "-pcp", "--pcp"), "prefill_context_parallel_size", parallel_size,
      "GPUs that share a prefill"),
     (("--kv-cache-dtype",), "kv_cache_dtype", word, "auto, bfloat16, fp8, fp8_e4m3, nvfp4, nvfp4_ds_mla, ..."),
 )  # fmt: skip
@@ -153,7 +154,7 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     flags = plan.add_argument_group("vLLM's flags")
     for options, name, read, text in SWEPT:
         flags.add_argument(
-            *options, dest=name, type=several(read), metavar="N[,N]" if read is whole_number else "TYPE[,TYPE]",
+            *options, dest=name, type=several(read), metavar="N[,N]" if read is parallel_size else "TYPE[,TYPE]",
             help=text,
         )  # fmt: skip
     for options, name, read, text in SINGLE:
