@@ -143,6 +143,7 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         ("replicas: [{url: 'http://h:1', gpu: T4}]", "/c.yaml: replicas[0].gpu: 'T4': compute capability 7.5 is not modelled; leave `gpu` out, and what vLLM reports is shown without it"),
         ("replicas: [{url: 'http://h:1', flags: {tensor-parallel-size: 2}}]", "/c.yaml: replicas[0].flags.tensor-parallel-size: there is no such setting; did you mean `tensor_parallel_size`?"),
         ("replicas: [{url: 'http://h:1', flags: {tensor_parallel_size: '8'}}]", "/c.yaml: replicas[0].flags.tensor_parallel_size: a whole number is needed, got '8'"),
+        ("replicas: [{url: 'http://h:1', flags: {pipeline_parallel_size: 65537}}]", "/c.yaml: replicas[0].flags.pipeline_parallel_size: input should be less than or equal to 65536, got 65537"),
         ("replicas: [{url: 'http://h:1', flags: {gpu_memory_utilization: 92}}]", "/c.yaml: replicas[0].flags.gpu_memory_utilization: input should be less than or equal to 1, got 92"),
         ("replicas: [{url: 'http://h:1'}, {url: 'http://h:1/'}]", "/c.yaml: replicas[0] and replicas[1] are both called 'h:1'; give each its own `name`"),
     ],

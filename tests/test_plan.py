@@ -251,6 +251,7 @@ def test_junk_in_any_flag_is_never_planned(tmp_path: Path) -> None:
         ({"gpu": ["H100"]}, "`gpu` is ['H100']; a name of the catalogue"),
         ({"gpu": None}, "`gpu` is missing"),
         ({"vllm_version": 0.33}, "`vllm_version` is 0.33"),
+        ({"flags": {"pipeline_parallel_size": 65537}}, "a whole number above 0, up to 65536 is needed"),
         ({"flags": {"dtype": "float8"}}, "the flag dtype is 'float8'"),
         ({"config": {**TINY_LLAMA, "dtype": ""}}, "the dtype of config.json is ''"),
         ({"config": {**TINY_LLAMA, "max_position_embeddings": None}}, "does not say the longest context"),

@@ -111,7 +111,44 @@ def test_json_stands_alone_on_standard_output_and_absent_is_null() -> None:
     assert row["outcome"] == "refused"
     assert "64 attention heads are not divisible by tensor_parallel_size=3" in row["reason"]
     assert row["num_blocks"] is None
-    assert row["article"] == {"reason": row["reason"]}
+    assert row["article"]["reason"] == row["reason"]
+    assert row["article"]["tokens"] is None
+
+
+def test_the_keys_of_the_sum_on_paper_are_there_with_and_without_an_answer() -> None:
+    (told,) = document(*NVFP4, "--tp", "4")["models"][0]["plans"]
+    (none,) = document(*NVFP4, "--tp", "4", "--dcp", "8")["models"][0]["plans"]
+    assert list(none["article"]) == list(told["article"])
+    assert {key for key, value in none["article"].items() if value is not None} == {"reason"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+)
+def test_an_output_that_is_not_utf_8_gets_the_same_lines(environment: dict[str, str]) -> None:
+    arguments = [*NVFP4, "--tp", "8", "--kv-cache-memory-bytes", "50G", "--explain"]
+    run = plan(*arguments, environment=environment)
+    assert (run.returncode, run.stderr) == (0, "")
+    whole = plan(*arguments, environment={"PYTHONIOENCODING": "utf-8"}).stdout
+    assert not whole.isascii()
+    assert run.stdout == whole.encode("ascii", "replace").decode()
+
+
+def test_figures_of_pipeline_stages_are_each_of_their_own_stage() -> None:
+    (row,) = document(*NVFP4, "--tp", "4", "--pp", "2")["models"][0]["plans"]
+    figures = {figure["name"]: figure["value"] for figure in row["figures"]}
+    blocks, sizes = figures["num_blocks"], figures["bytes_per_block"]
+    assert sizes == row["bytes_per_block"] == [1_539_072, 1_513_728]
+    assert figures["bytes_per_token"] == row["bytes_per_token"] == [size // 64 for size in sizes]
+    assert figures["unused"] == [
+        have - blocks * size for have, size in zip(figures["kv_cache_memory"], sizes, strict=True)
+    ]
+    # The stage that binds has less than a block left.
+    assert figures["unused"][1] < sizes[1] < figures["unused"][0]
+    text = " ".join(plan(*NVFP4, "--tp", "4", "--pp", "2", "--explain").stdout.split())
+    assert "bytes_per_token stage 1: 24,048 B, stage 2: 23,652 B" in text
+    assert f"unused stage 1: {figures['unused'][0]:,} B, stage 2: {figures['unused'][1]:,} B" in text
 
 
 def test_explain_names_every_figure_with_its_source() -> None:
@@ -163,6 +200,8 @@ def test_numbers_are_read_as_vllm_reads_them(text: str, value: int) -> None:
         ([*NVFP4, "--max-model-len", "1.5K"], "takes no decimals; 1.5k"),
         ([*NVFP4, "--tp", "0"], "above 0"),
         ([*NVFP4, "--tp", "4,x"], "no whole number"),
+        ([*NVFP4, "--pp", "65537"], "no engine has so many GPUs; at most 65,536"),
+        ([*NVFP4, "--dp", "1000000000"], "no engine has so many GPUs"),
         ([*NVFP4, "--kv-cache-dtype", "fp8,"], "a word is needed"),
         ([*NVFP4, "--gpu-memory-utilization", "92"], "above 0 and at most 1"),
         ([*NVFP4, "--gpu-memory-utilization", "nan"], "above 0 and at most 1"),
@@ -171,6 +210,15 @@ def test_numbers_are_read_as_vllm_reads_them(text: str, value: int) -> None:
         ([*NVFP4, "--speculative-config", "mtp"], "no JSON object"),
         ([*NVFP4, "--index", "x"], "not allowed with"),
         ([*NVFP4, "--compare-weights-bytes", "5"], "--compare OTHER, which is missing"),
+        ([*NVFP4, "--vllm-version", "abc"], "no release of vLLM, such as 0.33.0"),
+        ([*NVFP4, "--max-model-len", "9" * 20], "that is too large"),
+        ([*NVFP4, "--marketed-gb", "0"], "above 0 is needed"),
+        ([*NVFP4, "--foo"], "usage: kvheadroom plan MODEL --gpu NAME"),
+        ([*NVFP4, "--foo"], "kvheadroom plan: error: unrecognized arguments: --foo"),
+        ([NVFP4[0], "--gpu", "T4"], "name another card; --hbm-bytes in its place does not help"),
+        ([NVFP4[0], "--gpu", "MI300X"], "name another card"),
+        (["https://hub.example/zai-org/GLM-5/tree/main", "--gpu", "B200"], "did you mean zai-org/GLM-5?"),
+        (["zai-org/GLM-5/", "--gpu", "B200"], "did you mean zai-org/GLM-5?"),
         ([*NVFP4, "--tp", ",".join(map(str, range(1, 70)))], "at most 64"),
     ],
 )
@@ -427,6 +475,97 @@ def test_a_hub_that_gives_no_model_ends_with_1_and_never_shows_the_token() -> No
     assert "no such model" in run.stderr
     assert "hf_secret_word" not in run.stderr
     assert seen[0][1]["Authorization"] == "Bearer hf_secret_word"
+
+
+def test_a_password_in_the_address_of_the_hub_is_never_shown() -> None:
+    base = "/org/tiny/resolve/main/"
+    answers = {
+        base + "config.json": text_answer(json.dumps(TINY_LLAMA)),
+        base + "model.safetensors.index.json": text_answer('{"metadata": {"total_size": 1048576}}'),
+    }
+    with http_server(answers) as (endpoint, _):
+        address = endpoint.removeprefix("http://")
+        for user in ("user:S3CRET@", "S3CRET@", "user:S3C://S3CRET@"):
+            environment = {"HF_ENDPOINT": f"http://{user}{address}", "HF_HOME": "/nowhere"}
+            for arguments in (["org/tiny"], ["org/tiny", "--json"], ["org/gone"]):
+                run = plan(*arguments, "--gpu", "H100", environment=environment)
+                assert "S3C" not in run.stdout + run.stderr
+                assert run.stdout + run.stderr
+        run = plan(
+            "org/tiny",
+            "--gpu",
+            "H100",
+            environment=environment | {"HF_ENDPOINT": f"http://u:S3CRET@{address}"},
+        )
+    assert f"config from http://{address}, revision main" in run.stdout
+    run = plan(
+        "org/tiny", "--gpu", "H100", environment={"HF_ENDPOINT": "u:S3CRET@host", "HF_HOME": "/nowhere"}
+    )
+    assert "S3CRET" not in run.stderr
+    assert "'host' is no address" in run.stderr
+
+
+def test_a_folder_that_is_not_there_is_told_beside_what_the_hub_says() -> None:
+    run = plan("models/glm", "--gpu", "H100", environment={"HF_HOME": "/nowhere"})
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "cannot be reached" in run.stderr
+    assert "nor is there a folder 'models/glm' here" in run.stderr
+    run = plan("models/glm", "--gpu", "H100", environment={"HF_HOME": "/nowhere", "HF_HUB_OFFLINE": "1"})
+    assert "nor is there a folder 'models/glm' here" in run.stderr
+
+
+def test_ways_out_are_options_not_lines_of_a_config_file(tmp_path: Path) -> None:
+    unsaid = [*NVFP4[:3], "--hbm-bytes", "191.5g", "--tp", "8"]
+    run = plan(*unsaid)
+    assert "say it (--gpu H200, or what" in " ".join(run.stdout.split())
+    (row,) = document(*unsaid)["models"][0]["plans"]
+    assert "say it (--gpu H200, or what" in row["reason"]
+    text = " ".join(plan(str(tiny(tmp_path)), "--hbm-bytes", "48G").stdout.split())
+    assert "12 GB (--overhead-gb, a guess until it is measured)" in text
+
+
+def test_no_token_drafted_is_no_draft() -> None:
+    (none,) = document(*NVFP4, "--tp", "8", "--mtp", "0")["models"][0]["plans"]
+    (plain,) = document(*NVFP4, "--tp", "8")["models"][0]["plans"]
+    assert none["kv_cache_size_tokens"] == plain["kv_cache_size_tokens"] is not None
+
+
+def test_a_session_longer_than_max_model_len_is_told_and_ends_with_1(tmp_path: Path) -> None:
+    arguments = [str(tiny(tmp_path)), "--gpu", "H100", "--max-model-len", "2k"]
+    run = plan(*arguments, "--session-tokens", "4M")
+    assert run.returncode == 1
+    assert "no session, none of 4,194,304 tokens, which is above max_model_len; vLLM starts" in " ".join(
+        run.stdout.split()
+    )
+    run = plan(*arguments, "--session-tokens", "1k,4M")
+    assert run.returncode == 1
+    assert "none of 4,194,304 tokens, which is above max_model_len" in " ".join(run.stdout.split())
+    assert plan(*arguments, "--session-tokens", "1k,2k").returncode == 0
+
+
+def test_the_same_gpus_are_those_that_are_there() -> None:
+    assert "Other ways" not in plan(*NVFP4, "--tp", "4", "--gpus", "3").stdout
+    assert "Other ways to use the same 4 GPUs" in plan(*NVFP4, "--tp", "4,8", "--gpus", "7").stdout
+
+
+def test_one_gpu_is_told_as_one(tmp_path: Path) -> None:
+    assert "Other ways to use the same GPU:" in plan(str(tiny(tmp_path)), "--gpu", "H100").stdout.replace(
+        "GPU,", "GPU:"
+    )
+
+
+def test_engines_without_an_answer_are_not_told_as_each() -> None:
+    first = plan(*NVFP4, "--tp", "8", "--dp", "2", *ARTICLE).stdout.split("\n\n", maxsplit=1)[0]
+    assert "each engine" not in first
+    assert "no answer by the sum on paper: the sum on paper knows no data parallelism" in " ".join(
+        first.split()
+    )
+    assert ": each engine 10.50 sessions" in plan(*NVFP4, "--tp", "8", "--dp", "2").stdout
+
+
+def test_sessions_are_no_longer_than_max_model_len_where_no_row_fits() -> None:
+    text = plan(*NVFP4, "--tp", "1", "--max-model-len", "65536").stdout
+    assert "does: sessions of 65,536 tokens" in text
 
 
 def test_a_model_of_this_machine_needs_none_of_the_daemons_libraries(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from kvheadroom.capacity.facts import AUTO_LENGTH
 from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
+from kvheadroom.capacity.parallelism import MOST_GPUS
+from kvheadroom.capacity.release_rules import parse_release
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -18,8 +20,8 @@ _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])", re.ASCII)
 _LARGEST = 2**53
 
 
-def whole_number(text: str) -> int:
-    """As vLLM's `human_readable_int`: `1k` is 1,000, `1K` is 1,024, `25.6k` is 25,600; above 0."""
+def whole_number(text: str, *, least: int = 1) -> int:
+    """As vLLM's `human_readable_int`: `1k` is 1,000, `1K` is 1,024, `25.6k` is 25,600; at least `least`."""
     text = text.strip()
     suffixed = _SUFFIXED.fullmatch(text)
     try:
@@ -38,8 +40,26 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no whole number (32768, 32k = 32,000, 32K = 32,768)"
         ) from None
-    if not 0 < value <= _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number above 0 is needed")
+    if value < least:
+        wanted = "a whole number above 0 is needed" if least else "a whole number is needed, 0 for none"
+        raise argparse.ArgumentTypeError(f"{text!r}: {wanted}")
+    if value > _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: that is too large; at most {_LARGEST:,} is taken")
+    return value
+
+
+def count_or_none(text: str) -> int:
+    """A whole number, 0 for none."""
+    return whole_number(text, least=0)
+
+
+def parallel_size(text: str) -> int:
+    """GPUs, stages or engines side by side, as many as an engine may have."""
+    value = whole_number(text)
+    if value > MOST_GPUS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: no engine has so many GPUs; at most {MOST_GPUS:,} are planned"
+        )
     return value
 
 
@@ -80,6 +100,21 @@ def gigabytes(text: str) -> int:
     return round(value * 1e9)
 
 
+def gigabytes_above_0(text: str) -> int:
+    """GB (10^9 bytes) as bytes, at least one."""
+    value = gigabytes(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of GB (10^9 bytes) above 0 is needed")
+    return value
+
+
+def release(text: str) -> str:
+    """A release of vLLM."""
+    if parse_release(text) is None:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no release of vLLM, such as 0.33.0")
+    return text
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -93,7 +128,10 @@ def gpu_name(text: str) -> str:
     if name is None:
         reason = not_modelled_because(text)
         if reason is not None:
-            raise argparse.ArgumentTypeError(f"{text[:60]!r}: {reason}")
+            raise argparse.ArgumentTypeError(
+                f"{text[:60]!r}: {reason}; name another card; --hbm-bytes in its place does not help, for then the rules "
+                "of the cards of the catalogue are taken"
+            )
         raise argparse.ArgumentTypeError(
             f"{text[:60]!r} is not in the catalogue ({', '.join(GPUS)}, CPU); for another card leave --gpu out and say "
             "--hbm-bytes N (torch.cuda.mem_get_info()[1]), or name a card of its generation beside --hbm-bytes"

@@ -7,6 +7,7 @@ Exit codes: 0 fine; 1 it ran, but something is missing or failed; 2 usage or con
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -48,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     another error by the library that is being imported, as pydantic's compiled part does.
     """
     _open_closed_streams()
+    _never_fail_at_a_letter()
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         arguments = make_parser().parse_args(argv)
@@ -81,6 +83,13 @@ def _open_closed_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+def _never_fail_at_a_letter() -> None:
+    """On a terminal or a pipe that is not UTF-8, what it does not have is a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -28,6 +28,7 @@ from kvheadroom.access_settings import (
 )
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name, not_modelled_because
+from kvheadroom.capacity.parallelism import MOST_GPUS
 
 
 class ConfigError(OperatorError):
@@ -102,6 +103,7 @@ def _each_once(values: tuple[str | int, ...]) -> tuple[str | int, ...]:
 GpuName = Annotated[str | int, BeforeValidator(_gpu_name)]
 Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0.1, le=3600)]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 
 
 class VllmFlags(Strict):
@@ -109,11 +111,11 @@ class VllmFlags(Strict):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    tensor_parallel_size: PositiveInt | None = None
-    pipeline_parallel_size: PositiveInt | None = None
-    data_parallel_size: PositiveInt | None = None
-    decode_context_parallel_size: PositiveInt | None = None
-    prefill_context_parallel_size: PositiveInt | None = None
+    tensor_parallel_size: ParallelSize | None = None
+    pipeline_parallel_size: ParallelSize | None = None
+    data_parallel_size: ParallelSize | None = None
+    decode_context_parallel_size: ParallelSize | None = None
+    prefill_context_parallel_size: ParallelSize | None = None
     enable_expert_parallel: bool | None = None
     kv_cache_dtype: Annotated[str, Field(min_length=1)] | None = None
     kv_cache_dtype_skip_layers: tuple[str, ...] | None = Field(default=None, strict=False)

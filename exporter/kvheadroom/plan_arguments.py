@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvheadroom.argument_readers import (
+    count_or_none,
     gigabytes,
+    gigabytes_above_0,
     gpu_name,
     length_or_auto,
+    parallel_size,
+    release,
     section,
     several,
     share,
@@ -32,9 +36,10 @@ examples:
   kvheadroom plan /models/glm-nvfp4 --compare /models/glm-fp8 --gpu B200 --tp 4,8 --gpus 56
   kvheadroom plan ./config.json --hbm-bytes 191.5g --weights-bytes 141g --tp 4 --json
 
-MODEL is a folder with config.json and model.safetensors.index.json, a config.json alone (then say
---weights-bytes or --index), or a name on the Hugging Face hub: its local cache is looked at first, then the hub is
-asked (HF_TOKEN or the token file of `hf auth login`; HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE).
+MODEL is a folder with config.json, a config.json alone, or a name on the Hugging Face hub: its local cache is looked
+at first, then the hub is asked (HF_TOKEN or the token file of `hf auth login`; HF_ENDPOINT, HF_HOME, HF_HUB_CACHE,
+HF_HUB_OFFLINE). The weights are those of its files; without such files they are made from config.json, or are what
+--weights-bytes or --index says.
 
 Several values, with commas, make a row each: --tp 4,8 --dcp 1,8 is four rows. Numbers are read as vLLM
 reads them: 32k is 32,000, 32K is 32,768. GB is 10^9 bytes, GiB is 2^30.
@@ -58,8 +63,11 @@ class VllmFlagsParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As argparse, with underscores in options read as dashes."""
-        return super().parse_known_args([_dashed(word) for word in args or ()], namespace)
+        """As argparse, with underscores in options read as dashes; an unknown one is this command's error."""
+        known, unknown = super().parse_known_args([_dashed(word) for word in args or ()], namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
 
 def _dashed(word: str) -> str:
@@ -71,12 +79,12 @@ def _dashed(word: str) -> str:
 
 # Flags of vLLM that may have several values, each a row: (options, name, reader, help).
 SWEPT: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
-    (("--tensor-parallel-size", "-tp", "--tp"), "tensor_parallel_size", whole_number, "GPUs that share each layer"),
-    (("--pipeline-parallel-size", "-pp", "--pp"), "pipeline_parallel_size", whole_number, "stages that share the layers"),
-    (("--data-parallel-size", "-dp", "--dp"), "data_parallel_size", whole_number, "engines of a replica, with a pool each"),
-    (("--decode-context-parallel-size", "-dcp", "--dcp"), "decode_context_parallel_size", whole_number,
+    (("--tensor-parallel-size", "-tp", "--tp"), "tensor_parallel_size", parallel_size, "GPUs that share each layer"),
+    (("--pipeline-parallel-size", "-pp", "--pp"), "pipeline_parallel_size", parallel_size, "stages that share the layers"),
+    (("--data-parallel-size", "-dp", "--dp"), "data_parallel_size", parallel_size, "engines of a replica, with a pool each"),
+    (("--decode-context-parallel-size", "-dcp", "--dcp"), "decode_context_parallel_size", parallel_size,
      "GPUs that share the tokens of a context"),
-    (("--prefill-context-parallel-size", "-pcp", "--pcp"), "prefill_context_parallel_size", whole_number,
+    (("--prefill-context-parallel-size", "-pcp", "--pcp"), "prefill_context_parallel_size", parallel_size,
      "GPUs that share a prefill"),
     (("--kv-cache-dtype",), "kv_cache_dtype", word, "auto, bfloat16, fp8, fp8_e4m3, nvfp4, nvfp4_ds_mla, ..."),
 )  # fmt: skip
@@ -127,10 +135,10 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "--marketed-gb",
-        type=gigabytes,
+        type=gigabytes_above_0,
         dest="marketed_bytes",
         metavar="X",
-        help="GB on the box of one GPU, for the sum on paper (default: the catalogue's)",
+        help="GB on the box of one GPU, for the sum on paper (default: --hbm-bytes where it is said, else the catalogue's)",
     )
     what.add_argument("--gpus", type=whole_number, metavar="N", help="GPUs of the whole fleet")
     what.add_argument(
@@ -148,12 +156,15 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         help="GB per GPU that are neither weights nor KV: context, NCCL, activations, CUDA graphs (default 12)",
     )
     what.add_argument(
-        "--vllm-version", metavar="X.Y.Z", help="release to plan for (default: the newest known)"
+        "--vllm-version",
+        type=release,
+        metavar="X.Y.Z",
+        help="release to plan for (default: the newest known)",
     )
     flags = plan.add_argument_group("vLLM's flags")
     for options, name, read, text in SWEPT:
         flags.add_argument(
-            *options, dest=name, type=several(read), metavar="N[,N]" if read is whole_number else "TYPE[,TYPE]",
+            *options, dest=name, type=several(read), metavar="N[,N]" if read is parallel_size else "TYPE[,TYPE]",
             help=text,
         )  # fmt: skip
     for options, name, read, text in SINGLE:
@@ -167,7 +178,9 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         default=None,
         help="windows keep every token",
     )
-    flags.add_argument("--mtp", type=whole_number, metavar="N", help="N tokens by multi-token prediction")
+    flags.add_argument(
+        "--mtp", type=count_or_none, metavar="N", help="N tokens by multi-token prediction, 0 for none"
+    )
     shown = plan.add_argument_group("what is shown")
     shown.add_argument("--assumptions", choices=("vllm", "article"), default="vllm", help="what comes first")
     shown.add_argument("--compare", metavar="OTHER", help="another MODEL with the same options")
@@ -198,7 +211,8 @@ def read_plan_options(arguments: argparse.Namespace) -> "PlanOptions":
     if arguments.mtp is not None:
         if "speculative_config" in flags:
             raise OperatorError("--mtp and --speculative-config say the same; leave one of them out")
-        flags["speculative_config"] = {"method": "mtp", "num_speculative_tokens": arguments.mtp}
+        if arguments.mtp:
+            flags["speculative_config"] = {"method": "mtp", "num_speculative_tokens": arguments.mtp}
     models = [ModelSource(arguments.model, arguments.weights_bytes, arguments.index)]
     if arguments.compare is not None:
         models.append(

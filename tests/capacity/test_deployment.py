@@ -1,6 +1,7 @@
 """A start as a planner sees it: vLLM's own figures, sessions, fleets, and other ways to use the same GPUs."""
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -147,6 +148,29 @@ def test_a_copy_for_prefill_takes_gpus_and_adds_no_tokens() -> None:
         ),
     )
     assert plan_deployment(tiny).fleet.gpus_per_replica == 2
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_cache_memory_bytes": 1 << 30}, {"num_gpu_blocks_override": 9}])
+@pytest.mark.parametrize("weights_bytes", [None, 1 << 30])
+def test_more_stages_than_layers_are_refused_before_anything_is_made_for_each(
+    changes: dict[str, int], weights_bytes: int | None
+) -> None:
+    asked = request().with_flags({"pipeline_parallel_size": 10_000_000, **changes})
+    began = time.monotonic()
+    plan = plan_deployment(replace(asked, operator=replace(asked.operator, weights_bytes=weights_bytes)))
+    assert plan.outcome is Outcome.REFUSED
+    assert plan.reason == "pipeline_parallel_size=10000000 is more than the 78 layers"
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    "name", ["llama31-8b-tp1-b200", "qwen3-next-80b-tp4-b200", "gemma3-27b-tp2-b200-fp8"]
+)
+def test_a_cache_type_of_latent_attention_is_offered_to_no_other_model(name: str) -> None:
+    row = next(row for row in ROWS if row["id"] == name)
+    found = [other.flags for other in alternatives(planned(row))]
+    assert found
+    assert not [flags for flags in found if "ds_mla" in flags]
 
 
 def others(kv_bytes: int, **flags: Any) -> dict[str, int | None]:

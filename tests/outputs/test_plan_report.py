@@ -39,7 +39,9 @@ def planned(row: dict[str, Any], chance: random.Random, *, by_sum: bool) -> Mode
 
 
 def test_every_kind_of_model_is_told_within_100_columns_and_as_json(seeded: random.Random) -> None:
-    for row in seeded.sample(ROWS, SAMPLE):
+    # The command line has no KV connectors, and what is wrong with one is found by the reader of cases.
+    rows = [row for row in ROWS if "kv_transfer_config" not in row["flags"]]
+    for row in seeded.sample(rows, SAMPLE):
         for by_sum in (False, True):
             model = planned(row, seeded, by_sum=by_sum)
             lines = list(plan_report([model], by_sum=by_sum, explain=True))

@@ -125,8 +125,11 @@ def _changes(base: DeploymentPlan) -> Iterator[tuple[dict[str, Any], Kind]]:
     spread = _widest_context(base)
     if spread is not None:
         yield {"decode_context_parallel_size": spread}, Kind.CONTEXT
-    for changes in _CACHE_TYPES:
-        yield changes, Kind.TYPE
+    for dtype in _CACHE_TYPES:
+        # The layout is latent attention's own (config/vllm.py validate_nvfp4_kv_cache_with_mla). That vLLM does not refuse
+        # it elsewhere, for FlashInfer takes what begins with nvfp4, makes it no way to recommend.
+        if facts.model.stack.latent or not dtype.endswith("_ds_mla"):
+            yield {"kv_cache_dtype": dtype}, Kind.TYPE
 
 
 def _widest_context(base: DeploymentPlan) -> int | None:
@@ -140,8 +143,4 @@ def _widest_context(base: DeploymentPlan) -> int | None:
     return None
 
 
-_CACHE_TYPES: tuple[dict[str, Any], ...] = (
-    {"kv_cache_dtype": "fp8"},
-    {"kv_cache_dtype": "nvfp4"},
-    {"kv_cache_dtype": "nvfp4_ds_mla"},
-)
+_CACHE_TYPES = ("fp8", "nvfp4", "nvfp4_ds_mla")

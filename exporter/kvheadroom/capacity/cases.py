@@ -18,15 +18,15 @@ from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.model_config import shown
+from kvheadroom.capacity.parallelism import MOST_GPUS
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import rules_for
 from kvheadroom.capacity.weights import target_bytes
 
+_SIZES = (*PARALLEL_FLAGS, "data_parallel_size")
 _COUNTS = (
-    *PARALLEL_FLAGS,
     "block_size",
-    "data_parallel_size",
     "kv_cache_memory_bytes",
     "mamba_block_size",
     "max_num_batched_tokens",
@@ -260,6 +260,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
+def _is_parallel_size(value: Any) -> bool:
+    return _is_count(value) and value <= MOST_GPUS
+
+
 def _is_size(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
@@ -289,6 +293,7 @@ def _is_words(value: Any) -> bool:
 
 
 _FLAG_TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (_SIZES, _is_parallel_size, f"a whole number above 0, up to {MOST_GPUS}"),
     (_COUNTS, _is_count, "a whole number above 0"),
     (_TEXTS, lambda value: isinstance(value, str) and value.strip() != "", "a word"),
     (_STATE_DTYPES, _is_state_dtype, "auto, float32, float16 or bfloat16"),

@@ -280,6 +280,11 @@ class EngineFacts:
         return (self.pipeline_parallel_size.value + ahead) * self.batched_tokens
 
     @property
+    def has_empty_stages(self) -> bool:
+        """Whether there are more pipeline stages than layers: vLLM refuses that, and there is nothing to share out."""
+        return self.model is not None and self.pipeline_parallel_size.value > self.model.num_layers
+
+    @property
     def parallelism(self) -> Parallelism:
         """The parallel sizes as plain numbers."""
         return Parallelism(

@@ -158,6 +158,8 @@ def resolve_facts(
 
 def _with_weights(facts: EngineFacts) -> EngineFacts:
     """With the weights that config.json makes, where their rules are known."""
+    if facts.has_empty_stages:
+        return facts
     plan = plan_weights(facts)
     if isinstance(plan, str):
         told = (

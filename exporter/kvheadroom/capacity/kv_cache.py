@@ -73,19 +73,24 @@ class KvLayout:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of the pool of one GPU that each further token of a long session takes.
+        """Bytes of the pool of one GPU that each further token of a long session takes, the stage with the most.
 
         With decode context parallelism the GPU's share. 0 where no layer holds every token; a fixed part per session
         is not in it.
         """
-        exact = sum(
-            (
-                Fraction(self.bytes_per_block, group.block_size * self.decode_context)
-                for group in self._growing()
-            ),
-            Fraction(),
+        return max(self.stage_bytes_per_token)
+
+    @property
+    def stage_bytes_per_token(self) -> tuple[float, ...]:
+        """The same for each pipeline stage."""
+        exact = (
+            sum(
+                (Fraction(size, group.block_size * self.decode_context) for group in self._growing()),
+                Fraction(),
+            )
+            for size in self.stage_bytes_per_block
         )
-        return exact.numerator if exact.denominator == 1 else float(exact)
+        return tuple(value.numerator if value.denominator == 1 else float(value) for value in exact)
 
     @property
     def block_tokens(self) -> int:

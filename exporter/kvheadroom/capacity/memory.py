@@ -71,7 +71,7 @@ class NoRoom:
 
 def plan_budget(facts: EngineFacts) -> PoolBudget | NoRoom | str | None:
     """The budget; a string says why it is not known; None when facts are missing or a block count is given."""
-    if facts.num_gpu_blocks_override is not None:
+    if facts.num_gpu_blocks_override is not None or facts.has_empty_stages:
         return None
     stages = facts.pipeline_parallel_size.value
     if facts.kv_cache_memory_bytes is not None:

@@ -44,6 +44,12 @@ class PlannedRow:
         tokens = self.tokens(by_sum=by_sum)
         return None if tokens is None else tokens * self.plan.fleet.replicas
 
+    def too_long(self, *, by_sum: bool) -> tuple[int, ...]:
+        """Of the lengths that were asked for, those above max_model_len."""
+        plan = self.simple_plan if by_sum else self.plan
+        longest = None if plan.pool is None else plan.pool.max_model_len
+        return tuple(n for n in plan.request.session_tokens if longest is not None and n > longest)
+
     def starts(self, *, by_sum: bool) -> bool:
         """Whether one request of max_model_len fits, and there are GPUs for a replica."""
         if self.plan.fleet.replicas == 0:
@@ -94,7 +100,8 @@ class Rung:
 def plan_model(name: str, where: str, requests: tuple[PlanRequest, ...], *, by_sum: bool) -> ModelPlan:
     """All rows of one model, and the other ways to use the GPUs of the largest replica."""
     rows = tuple(_row(request) for request in requests)
-    widest = max(rows, key=lambda row: row.plan.fleet.gpus_per_replica)
+    there_is_room = [row for row in rows if row.plan.fleet.replicas > 0]
+    widest = max(there_is_room or rows, key=lambda row: row.plan.fleet.gpus_per_replica)
     base = widest.plan
     if by_sum and not isinstance(widest.simple, str) and widest.simple.kv_bytes > 0:
         # The same bytes for each: an even share of the weights, as the sum has it.
@@ -107,7 +114,7 @@ def plan_model(name: str, where: str, requests: tuple[PlanRequest, ...], *, by_s
         weights_bytes=checkpoint_bytes(widest.plan),
         doubts=_doubts(widest.plan, rows),
         rows=rows,
-        others=alternatives(base),
+        others=alternatives(base) if there_is_room else (),
         others_than=base,
     )
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+MOST_GPUS = 65_536
+"""The largest parallel size that is planned: no engine has more GPUs, and more stages would only take time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:

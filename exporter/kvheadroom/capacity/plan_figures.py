@@ -7,7 +7,7 @@ from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.memory import PoolBudget
 
-Value = int | float | str | tuple[int, ...]
+Value = int | float | str | tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class Figure:
     """One number.
 
     Attributes:
-        value: a tuple where pipeline stages differ.
+        value: a tuple, first stage first, where pipeline stages differ.
         unit: `B`, `tokens`, `blocks`, `sessions`, `GPUs`, ... or empty.
         how: the formula, or what it is.
         source: where the number or the formula is from.
@@ -66,7 +66,10 @@ def _memory(plan: DeploymentPlan) -> Iterator[Figure]:
                 source=weights.origin,
             )
     for term in plan.terms:
-        yield Figure(name=term.term, value=term.bytes, unit="B", how="a term of the sum", source=term.origin)
+        value: Value = term.bytes
+        if term.term == "weights" and weights is not None:
+            value = _staged(tuple(-held for held in weights.stage_bytes))
+        yield Figure(name=term.term, value=value, unit="B", how="a term of the sum", source=term.origin)
     if isinstance(plan.budget, PoolBudget):
         yield Figure(
             name="kv_cache_memory",
@@ -104,7 +107,7 @@ def _layout(plan: DeploymentPlan) -> Iterator[Figure]:
     )
     yield Figure(
         name="bytes_per_token",
-        value=layout.bytes_per_token,
+        value=_staged(layout.stage_bytes_per_token),
         unit="B",
         how="what each further token of a long session takes of one GPU"
         + ("" if layout.holds_every_token else "; a fixed part per session is not in it"),
@@ -131,10 +134,11 @@ def _pool(plan: DeploymentPlan) -> Iterator[Figure]:
         how="counted in num_blocks and never handed out",
         source="vLLM 0.33.0 v1/core/block_pool.py BlockPool",
     )
-    if pool.unused_bytes is not None:
+    if isinstance(plan.budget, PoolBudget):
+        stages = zip(plan.budget.stage_available_bytes, layout.stage_bytes_per_block, strict=True)
         yield Figure(
             name="unused",
-            value=pool.unused_bytes,
+            value=_staged(tuple(available - pool.num_blocks * size for available, size in stages)),
             unit="B",
             how="left over after the last whole block",
             source="kv_cache_memory - num_blocks x bytes_per_block",
@@ -253,7 +257,7 @@ def _fleet(plan: DeploymentPlan) -> Iterator[Figure]:
         )
 
 
-def _staged(values: tuple[int, ...]) -> Value:
+def _staged(values: tuple[float, ...]) -> Value:
     return values[0] if len(set(values)) == 1 else values
 
 

@@ -114,7 +114,7 @@ def _reasons(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
     yield from _scheduling(model, facts)
     yield from _mlp(model, facts)
     yield from _division(model, parallelism.tensor)
-    yield from _stages(model, parallelism.pipeline)
+    yield from _stages(model, facts)
     yield from _context_parallelism(model, parallelism)
     if model.architecture.startswith("Qwen4Exp"):
         yield from _qwen4_exp(model, facts)
@@ -269,11 +269,12 @@ def _division(model: ModelGeometry, tp: int) -> Iterator[str]:
         yield f"tensor_parallel_size={tp} is more than the {model.num_experts} experts"
 
 
-def _stages(model: ModelGeometry, pp: int) -> Iterator[str]:
+def _stages(model: ModelGeometry, facts: EngineFacts) -> Iterator[str]:
+    pp = facts.parallelism.pipeline
     if pp > 1 and not model.stack.pipeline:
         yield f"vLLM has no pipeline parallelism for {model.architecture}"
         return
-    if pp > model.num_layers:
+    if facts.has_empty_stages:
         yield f"pipeline_parallel_size={pp} is more than the {model.num_layers} layers"
         return
     first = pipeline_stages(model.num_layers, pp)[0]

@@ -1,7 +1,7 @@
 """Plans of models as JSON: every row with every figure. Absent is null; bytes and counts are whole numbers."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from kvheadroom.capacity.alternatives import TRADES
@@ -10,6 +10,23 @@ from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
 from kvheadroom.capacity.plan_figures import figures, sum_figures
 from kvheadroom.outputs.json_report import to_json
+from kvheadroom.outputs.plan_words import with_options
+
+SUM_KEYS = (
+    *(field.name for field in fields(SimpleSum)),
+    "reason",
+    "weights_bytes_per_gpu",
+    "budget_bytes_per_gpu",
+    "kv_bytes_per_gpu",
+    "weights_over_budget_bytes",
+    "tokens",
+    "sessions",
+    "replicas",
+    "fleet_tokens",
+    "boots",
+    "figures",
+)
+"""Keys of the sum on paper; all null but `reason` where it has no answer."""
 
 
 def plan_json(models: Sequence[ModelPlan], *, by_sum: bool) -> str:
@@ -17,7 +34,7 @@ def plan_json(models: Sequence[ModelPlan], *, by_sum: bool) -> str:
     return to_json(
         {
             "assumptions": "article" if by_sum else "vllm",
-            "models": [_model(model) for model in models],
+            "models": [with_options(_model(model)) for model in models],
             "weights_ratio": weights_ratio(tuple(models)),
             "ladder": [asdict(rung) for rung in ladder(tuple(models), by_sum=by_sum)],
         },
@@ -77,7 +94,7 @@ def _plan(plan: DeploymentPlan) -> dict[str, Any]:
         "kv_cache_dtype": None if layout is None else layout.kv_dtype,
         "block_size": None if layout is None else layout.block_size,
         "bytes_per_block": None if layout is None else list(layout.stage_bytes_per_block),
-        "bytes_per_token": None if layout is None else layout.bytes_per_token,
+        "bytes_per_token": None if layout is None else list(layout.stage_bytes_per_token),
         "num_blocks": None if pool is None else pool.num_blocks,
         "kv_cache_size_tokens": None if pool is None else pool.pool_tokens,
         "max_model_len": None if pool is None else pool.max_model_len,
@@ -92,7 +109,7 @@ def _plan(plan: DeploymentPlan) -> dict[str, Any]:
 def _simple(row: PlannedRow) -> dict[str, Any]:
     simple = row.simple
     if not isinstance(simple, SimpleSum):
-        return {"reason": simple}
+        return dict.fromkeys(SUM_KEYS) | {"reason": simple}
     fits = simple.tokens is not None
     return {
         **asdict(simple),

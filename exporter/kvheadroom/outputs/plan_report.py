@@ -36,8 +36,12 @@ WITHOUT_MODEL = (
 
 
 def is_answered(models: Sequence[ModelPlan], *, by_sum: bool) -> bool:
-    """Whether every row starts."""
-    return all(row.starts(by_sum=by_sum) for model in models for row in model.rows)
+    """Whether every row starts, and no length was asked for that is above max_model_len."""
+    return all(
+        row.starts(by_sum=by_sum) and not row.too_long(by_sum=by_sum)
+        for model in models
+        for row in model.rows
+    )
 
 
 def plan_report(models: Sequence[ModelPlan], *, by_sum: bool, explain: bool) -> Iterator[str]:
@@ -67,8 +71,7 @@ def plan_report(models: Sequence[ModelPlan], *, by_sum: bool, explain: bool) -> 
 
 def _answers(model: ModelPlan, *, by_sum: bool) -> Iterator[str]:
     for row in model.rows:
-        engine = "" if row.plan.data_parallel == 1 else "each engine "
-        head = f"{row.plan.label} on {_gpus(row.plan)}: {engine}"
+        head = f"{row.plan.label} on {_gpus(row.plan)}: "
         said = _answer_by_sum(row) if by_sum else _answer(row)
         yield from wrapped(head + said, "", "  ")
 
@@ -83,11 +86,11 @@ def _answer(row: PlannedRow) -> str:
     plan = row.plan
     if plan.pool is None or plan.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
         return _why_not(plan)
-    held = ", ".join(
+    held = _each(plan) + ", ".join(
         f"{fit.sessions:.2f} sessions of {fit.session_tokens:,} tokens ({fit.whole_sessions} whole)"
         for fit in plan.fits
     )
-    held = held or "no session of the asked lengths, which are above max_model_len"
+    held = (held if plan.fits else "no session") + _too_long(row, by_sum=False)
     length = plan.pool.max_model_len
     if plan.outcome is Outcome.STARTS:
         return f"{held}; vLLM starts at max_model_len {count(length)}."
@@ -106,10 +109,23 @@ def _answer_by_sum(row: PlannedRow) -> str:
     if simple.tokens is None:
         return f"does not fit; weights and overhead exceed the budget by {gb(-simple.kv_bytes)} GB per GPU."
     lengths = [fit.session_tokens for fit in row.simple_plan.fits]
-    held = ", ".join(f"{simple.sessions(length):.2f} sessions of {length:,} tokens" for length in lengths)
+    held = _each(row.plan) + ", ".join(
+        f"{simple.sessions(length):.2f} sessions of {length:,} tokens" for length in lengths
+    )
     longest = length_of(row.simple_plan)
     verdict = "starts" if row.starts(by_sum=True) else "does NOT start"
-    return f"{held or f'{simple.tokens:,} tokens'} by the sum on paper; it {verdict} at max_model_len {count(longest)}."
+    held = held if lengths else f"{simple.tokens:,} tokens"
+    held += _too_long(row, by_sum=True)
+    return f"{held} by the sum on paper; it {verdict} at max_model_len {count(longest)}."
+
+
+def _each(plan: DeploymentPlan) -> str:
+    return "" if plan.data_parallel == 1 else "each engine "
+
+
+def _too_long(row: PlannedRow, *, by_sum: bool) -> str:
+    lengths = " or ".join(f"{length:,}" for length in row.too_long(by_sum=by_sum))
+    return f", none of {lengths} tokens, which is above max_model_len" if lengths else ""
 
 
 def _why_not(plan: DeploymentPlan) -> str:
@@ -158,9 +174,16 @@ def _explained(row: PlannedRow) -> Iterator[str]:
 
 def _figure(figure: Figure) -> Iterator[str]:
     values = figure.value if isinstance(figure.value, tuple) else (figure.value,)
-    shown = " / ".join(_precise(value) if isinstance(value, int | float) else str(value) for value in values)
-    line = f"  {figure.name:<34} {shown} {figure.unit}".rstrip()
-    if figure.unit == "B" and len(values) == 1 and not isinstance(values[0], str) and abs(values[0]) >= 10**6:
+    texts = [_precise(value) if isinstance(value, int | float) else str(value) for value in values]
+    if len(texts) > 1:
+        staged = ", ".join(
+            f"stage {stage}: {text} {figure.unit}".rstrip() for stage, text in enumerate(texts, 1)
+        )
+        yield from wrapped(f"{figure.name:<34} {staged}", "  ", " " * 37)
+        yield from wrapped(f"{figure.how} [{figure.source}]", "      ", "      ")
+        return
+    line = f"  {figure.name:<34} {texts[0]} {figure.unit}".rstrip()
+    if figure.unit == "B" and not isinstance(values[0], str) and abs(values[0]) >= 10**6:
         line += f" = {values[0] / GB:,.3f} GB = {values[0] / GIB:,.3f} GiB"
     yield line
     yield from wrapped(f"{figure.how} [{figure.source}]", "      ", "      ")

@@ -8,6 +8,7 @@ from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import USUAL_SESSION_TOKENS, DeploymentPlan, Outcome
 from kvheadroom.capacity.model_plan import ModelPlan
 from kvheadroom.outputs.numbers import count, signed
+from kvheadroom.outputs.plan_words import as_options
 
 WIDTH = 100
 GB, GIB = 10**9, 2**30
@@ -151,7 +152,8 @@ def _shown_length(model: ModelPlan) -> int:
             if plan.fits:
                 return plan.fits[0].session_tokens
     lengths = model.rows[0].plan.request.session_tokens
-    return lengths[0] if lengths else USUAL_SESSION_TOKENS
+    longest = length_of(model.rows[0].plan) or USUAL_SESSION_TOKENS
+    return lengths[0] if lengths else min(USUAL_SESSION_TOKENS, longest)
 
 
 def bridges(model: ModelPlan) -> Iterator[str]:
@@ -215,9 +217,9 @@ def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def wrapped(text: str, first: str, then: str) -> list[str]:
-    """Text over several lines, each with its indent."""
+    """Text over several lines, each with its indent, in the command line's words."""
     return textwrap.wrap(
-        text,
+        as_options(text),
         WIDTH,
         initial_indent=first,
         subsequent_indent=then,
@@ -232,9 +234,10 @@ def others(model: ModelPlan) -> Iterator[str]:
         return
     base = model.others_than
     same = "" if base.facts.pool_from_hbm else f", {gb(base.kv_bytes)} GB for KV on each"
+    gpus = base.fleet.gpus_per_replica
     yield ""
     yield from wrapped(
-        f"Other ways to use the same {base.fleet.gpus_per_replica} GPUs{same}: tokens of all engines, and whether "
+        f"Other ways to use the same {'GPU' if gpus == 1 else f'{gpus} GPUs'}{same}: tokens of all engines, and whether "
         f"max_model_len {count(length_of(base))} starts",
         "",
         "  ",

@@ -15,6 +15,7 @@ MAX_TOKEN_BYTES = 4096
 # organisation/name or name, as the hub allows them.
 _NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,199}", re.ASCII)
+_SCHEME = re.compile(r"https?://", re.IGNORECASE)
 _YES = frozenset({"1", "on", "yes", "true"})
 
 
@@ -31,13 +32,21 @@ class HubEnvironment:
     """The settings of one user on one machine.
 
     Attributes:
+        endpoint: it may hold a password; what is shown is `shown_endpoint`.
         token: never shown, and sent to the endpoint only.
     """
 
-    endpoint: str
+    endpoint: str = field(repr=False)
     cache: Path
     offline: bool
     token: str | None = field(default=None, repr=False)
+
+    @property
+    def shown_endpoint(self) -> str:
+        """The endpoint without user and password, however it is spelt."""
+        scheme = _SCHEME.match(self.endpoint)
+        before, _, rest = self.endpoint.rpartition("@")
+        return (scheme[0] if scheme and before else "") + rest
 
 
 def parse_hub_name(text: str) -> HubName | None:

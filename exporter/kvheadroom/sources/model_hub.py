@@ -143,7 +143,8 @@ class _Hub:
             requests.exceptions.InvalidURL,
             requests.exceptions.MissingSchema,
         ):
-            detail = f"{url[:200]!r} is no address; HF_ENDPOINT must be one such as {DEFAULT_ENDPOINT}"
+            shown = self._environment.shown_endpoint[:200]
+            detail = f"{shown!r} is no address; HF_ENDPOINT must be one such as {DEFAULT_ENDPOINT}"
             return self._failed(file, FailureReason.BAD_ANSWER, detail)
         except requests.exceptions.Timeout:
             detail = f"{urlsplit(url).hostname} was silent for {SILENCE_SECONDS:g} s; {_OFFLINE_WAY}"
@@ -191,7 +192,7 @@ class _Hub:
     def _refused(self, file: str, response: requests.Response) -> SourceFailure:
         """A status other than 200, told apart by the code that the hub sends with it."""
         code, status = response.headers.get("X-Error-Code", ""), response.status_code
-        page = f"{self._environment.endpoint}/{self._model.name}"
+        page = f"{self._environment.shown_endpoint}/{self._model.name}"
         has_token = self._environment.token is not None
         if code == "GatedRepo" or status == 403:
             way = (

@@ -1,7 +1,7 @@
 """MODEL of the command line -> its files: a folder, a config.json, an entry of the hub's cache, or the hub itself."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvheadroom.capacity.facts import ModelFiles
@@ -42,8 +42,19 @@ def find_model(text: str, environment: Mapping[str, str], home: Path) -> Located
     name = None if is_file or text.startswith((".", "/", "~")) else parse_hub_name(text)
     if name is None:
         detail = f"{text[:200]!r}: it is no folder here, no config.json, and no name on the hub (organisation/name)"
-        return SourceFailure(SOURCE, FailureReason.NOT_FOUND, detail)
-    return _on_hub(name, read_hub_environment(environment, home))
+        return SourceFailure(SOURCE, FailureReason.NOT_FOUND, detail + _did_you_mean(text))
+    found = _on_hub(name, read_hub_environment(environment, home))
+    if isinstance(found, SourceFailure):
+        return replace(found, detail=f"{found.detail}; nor is there a folder {text[:200]!r} here")
+    return found
+
+
+def _did_you_mean(text: str) -> str:
+    """A name on the hub in the address of its page, or with a slash at its end."""
+    _, is_address, path = text.partition("://")
+    parts = path.split("/")[1:3] if is_address else text.rstrip("/").split("/")
+    name = "/".join(part for part in parts if part)
+    return f"; did you mean {name}?" if name != text and parse_hub_name(name) else ""
 
 
 def _on_hub(name: HubName, hub: HubEnvironment) -> LocatedModel | SourceFailure:
@@ -67,7 +78,7 @@ def _on_hub(name: HubName, hub: HubEnvironment) -> LocatedModel | SourceFailure:
     files = fetch_model_files(hub, name)
     if isinstance(files, SourceFailure):
         return cached if isinstance(cached, LocatedModel) else files
-    return LocatedModel(files, f"{hub.endpoint}, revision {name.revision}")
+    return LocatedModel(files, f"{hub.shown_endpoint}, revision {name.revision}")
 
 
 def _in_folder(folder: Path, where: str) -> LocatedModel | SourceFailure:
