@@ -534,13 +534,22 @@ def test_a_session_longer_than_max_model_len_is_told_and_ends_with_1(tmp_path: P
     arguments = [str(tiny(tmp_path)), "--gpu", "H100", "--max-model-len", "2k"]
     run = plan(*arguments, "--session-tokens", "4M")
     assert run.returncode == 1
-    assert "no session, none of 4,194,304 tokens, which is above max_model_len; vLLM starts" in " ".join(
+    assert "no session of 4,194,304 tokens, which is above max_model_len; vLLM starts" in " ".join(
         run.stdout.split()
     )
     run = plan(*arguments, "--session-tokens", "1k,4M")
     assert run.returncode == 1
-    assert "none of 4,194,304 tokens, which is above max_model_len" in " ".join(run.stdout.split())
+    assert "whole), and none of 4,194,304 tokens, which is above max_model_len" in " ".join(
+        run.stdout.split()
+    )
     assert plan(*arguments, "--session-tokens", "1k,2k").returncode == 0
+    first = " ".join(
+        plan(*NVFP4, "--tp", "8", *ARTICLE[:2], "--session-tokens", "256K,4M").stdout.split("\n\n")[0].split()
+    )
+    assert (
+        "sessions of 262,144 tokens by the sum on paper, and none of 4,194,304 tokens, which is above"
+        in first
+    )
 
 
 def test_the_same_gpus_are_those_that_are_there() -> None:

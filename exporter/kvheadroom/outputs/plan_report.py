@@ -90,7 +90,7 @@ def _answer(row: PlannedRow) -> str:
         f"{fit.sessions:.2f} sessions of {fit.session_tokens:,} tokens ({fit.whole_sessions} whole)"
         for fit in plan.fits
     )
-    held = (held if plan.fits else "no session") + _too_long(row, by_sum=False)
+    held = _with_too_long(held if plan.fits else "", row, by_sum=False)
     length = plan.pool.max_model_len
     if plan.outcome is Outcome.STARTS:
         return f"{held}; vLLM starts at max_model_len {count(length)}."
@@ -114,18 +114,24 @@ def _answer_by_sum(row: PlannedRow) -> str:
     )
     longest = length_of(row.simple_plan)
     verdict = "starts" if row.starts(by_sum=True) else "does NOT start"
-    held = held if lengths else f"{simple.tokens:,} tokens"
-    held += _too_long(row, by_sum=True)
-    return f"{held} by the sum on paper; it {verdict} at max_model_len {count(longest)}."
+    by_paper = "by the sum on paper"
+    held = _with_too_long(f"{held} {by_paper}" if lengths else "", row, by_sum=True)
+    held = held or f"{simple.tokens:,} tokens {by_paper}"
+    return f"{held}; it {verdict} at max_model_len {count(longest)}."
 
 
 def _each(plan: DeploymentPlan) -> str:
     return "" if plan.data_parallel == 1 else "each engine "
 
 
-def _too_long(row: PlannedRow, *, by_sum: bool) -> str:
+def _with_too_long(held: str, row: PlannedRow, *, by_sum: bool) -> str:
+    """What is held, and the lengths that were asked for and are above max_model_len."""
     lengths = " or ".join(f"{length:,}" for length in row.too_long(by_sum=by_sum))
-    return f", none of {lengths} tokens, which is above max_model_len" if lengths else ""
+    if not lengths:
+        return held
+    return (
+        f"{f'{held}, and none' if held else 'no session'} of {lengths} tokens, which is above max_model_len"
+    )
 
 
 def _why_not(plan: DeploymentPlan) -> str:
@@ -177,9 +183,12 @@ def _figure(figure: Figure) -> Iterator[str]:
     texts = [_precise(value) if isinstance(value, int | float) else str(value) for value in values]
     if len(texts) > 1:
         staged = ", ".join(
-            f"stage {stage}: {text} {figure.unit}".rstrip() for stage, text in enumerate(texts, 1)
+            f"stage {stage}: {text} {figure.unit}".rstrip().replace(" ", "\xa0")
+            for stage, text in enumerate(texts, 1)
         )
-        yield from wrapped(f"{figure.name:<34} {staged}", "  ", " " * 37)
+        # Stage, number and unit stay on one line.
+        for line in wrapped(f"{figure.name:<34} {staged}", "  ", " " * 37):
+            yield line.replace("\xa0", " ")
         yield from wrapped(f"{figure.how} [{figure.source}]", "      ", "      ")
         return
     line = f"  {figure.name:<34} {texts[0]} {figure.unit}".rstrip()
