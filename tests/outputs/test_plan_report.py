@@ -12,7 +12,7 @@ from kvheadroom.capacity.model_plan import ModelPlan, plan_model
 from kvheadroom.outputs.plan_json import plan_json
 from kvheadroom.outputs.plan_report import plan_report
 from tests.capacity.article_models import request as article_request
-from tests.capacity.truth import ROWS, is_refused
+from tests.capacity.truth import BY_ID, ROWS, is_refused
 from tests.conftest import Golden
 
 SAMPLE = 60
@@ -56,6 +56,19 @@ def test_every_kind_of_model_is_told_within_100_columns_and_as_json(seeded: rand
                 assert model.rows[0].plan.outcome in (Outcome.REFUSED, Outcome.NO_ROOM, Outcome.UNKNOWN), row[
                     "id"
                 ]
+
+
+def test_figures_of_many_stages_stand_within_100_columns() -> None:
+    request = PlanRequest(
+        model_files=ModelFiles(folder="", config=BY_ID["llama31-8b-tp1-h100"]["config"]),
+        operator=OperatorFacts(flags={"pipeline_parallel_size": 32}, gpu="H100"),
+    )
+    model = plan_model("a-model", "a folder", (request,), by_sum=False)
+    lines = list(plan_report([model], by_sum=False, explain=True))
+    assert max(map(len, lines)) <= 100
+    told = " ".join(" ".join(lines).split())
+    embedding = 128_256 * 4096 * 2
+    assert f"weights of embedding {' / '.join([f'{embedding:,}', *['0'] * 31])} B " in told
 
 
 def test_the_articles_comparison_reads_as_it_is_meant_to(golden: Golden) -> None:

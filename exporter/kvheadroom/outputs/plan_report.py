@@ -194,7 +194,7 @@ def _figure(figure: Figure) -> Iterator[str]:
     line = f"  {figure.name:<34} {texts[0]} {figure.unit}".rstrip()
     if figure.unit == "B" and not isinstance(values[0], str) and abs(values[0]) >= 10**6:
         line += f" = {values[0] / GB:,.3f} GB = {values[0] / GIB:,.3f} GiB"
-    yield line
+    yield from wrapped(line, "", "      ")
     yield from wrapped(f"{figure.how} [{figure.source}]", "      ", "      ")
 
 
