@@ -38,7 +38,8 @@ class ConfigError(OperatorError):
 MAX_FILE_BYTES = 4 * 1024**2
 _NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
 _GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8,}/\d{1,3}/\d{1,3})")
-MOST_GPUS = 256
+MOST_GPUS_HERE = 256
+"""Indices of one machine's GPUs are below."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB|KiB|MiB|GiB)")
@@ -82,7 +83,7 @@ def _gpu_list(value: object) -> object:
 
 
 def _gpu_name(value: object) -> object:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_GPUS:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_GPUS_HERE:
         return value
     match = _GPU_NAME.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
