@@ -68,7 +68,8 @@ def test_figures_of_many_stages_stand_within_100_columns() -> None:
     assert max(map(len, lines)) <= 100
     told = " ".join(" ".join(lines).split())
     embedding = 128_256 * 4096 * 2
-    assert f"weights of embedding {' / '.join([f'{embedding:,}', *['0'] * 31])} B " in told
+    stages = [f"stage 1: {embedding:,} B", *(f"stage {stage}: 0 B" for stage in range(2, 33))]
+    assert f"weights of embedding {', '.join(stages)} " in told
 
 
 def test_the_articles_comparison_reads_as_it_is_meant_to(golden: Golden) -> None:
