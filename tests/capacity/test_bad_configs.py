@@ -329,8 +329,8 @@ def test_a_part_of_a_case_that_holds_anything_is_answered(key: str) -> None:
     ("flags", "words"),
     [
         ({"tensor_parallel_size": 3}, "4 attention heads are not divisible by tensor_parallel_size=3"),
-        ({"tensor_parallel_size": 2**53}, "not divisible by tensor_parallel_size"),
-        ({"pipeline_parallel_size": 2**53}, "more than the 4 layers"),
+        ({"tensor_parallel_size": 65_536}, "not divisible by tensor_parallel_size"),
+        ({"pipeline_parallel_size": 65_536}, "more than the 4 layers"),
         (
             {"tensor_parallel_size": 4, "decode_context_parallel_size": 3},
             "not divisible by decode_context_parallel_size=3",

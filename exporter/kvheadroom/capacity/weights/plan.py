@@ -111,6 +111,8 @@ def plan_weights(facts: EngineFacts) -> WeightPlan | str:
         return "the model is not known"
     if facts.obstacles:
         return "; ".join(facts.obstacles)
+    if facts.pipeline_parallel_size.value > model.num_layers:
+        return "there are more pipeline stages than layers"
     if facts.platform.value == CPU:
         return "weights on vLLM's CPU backend are not modelled"
     build = BUILDS.get(model.architecture)
