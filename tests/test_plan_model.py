@@ -337,10 +337,15 @@ def test_a_checkpoint_of_another_model_is_told_with_both_sizes(tmp_path: Path) -
     assert run.returncode == 0
     made = 1000 * 128 * 2 * 2 + 4 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256 + 2 * 128) * 2 + 128 * 2
     said = careful(run.stdout)
+    assert f"would make {made:,} bytes of weights to load, and the checkpoint has {size:,} bytes (" in said
     assert (
-        f"would make {made:,} bytes of weights to load, and the checkpoint has {size:,} bytes: one of" in said
+        "no tensor of its size for 39 of its parts: embed_tokens, model.norm.weight, lm_head and 36 more"
+        in said
     )
-    assert "one of them is not this model's" in said
+    assert (
+        "1 tensor is of no part that config.json makes, 2,000 bytes: a): one of them is not this model's"
+        in said
+    )
     by_index = plan(str(tmp_path), "--gpu", "H100", "--weights-bytes", "5g", "--tp", "1,2").stdout
     assert by_index.count("careful:") == 1
 

@@ -99,16 +99,36 @@ class OperatorFacts:
     overhead_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a checkpoint, or `count` alike ones of as many experts.
+
+    Attributes:
+        name: with `*` for the number of the expert where they are several.
+        dtype: the word of the safetensors format, such as BF16.
+        shape: of one.
+        size_bytes: of one.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    count: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInventory:
     """The tensors of a checkpoint.
 
     Attributes:
         sizes: bytes of each by its name; None where an index told no more than the name.
+        stored: with their types and shapes, experts together; empty where no header told them.
         problem: what is wrong with the files, or empty; then nothing else is known.
     """
 
     sizes: Mapping[str, int | None] = field(default_factory=dict)
+    stored: tuple[StoredTensor, ...] = ()
     problem: str = ""
 
     @property

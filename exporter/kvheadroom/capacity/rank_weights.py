@@ -21,7 +21,7 @@ class RankWeights:
         plan: tensor by tensor; None for an even share.
         origin: where they are known from, for people.
         note: what a reader should know about an even share; empty where they are planned.
-        doubt: that config.json and the checkpoint are not of one model, one sentence; empty where they are.
+        doubt: what config.json and the checkpoint say differently, one sentence; empty where they agree.
     """
 
     stage_bytes: tuple[int, ...]
@@ -38,7 +38,7 @@ def weights_of(facts: EngineFacts) -> RankWeights | str | None:
         plan = _held_to(plan, said.value)
     if isinstance(plan, WeightPlan):
         basis = {"headers": "the files' headers", "index": "the index", "config": "config.json"}[plan.basis]
-        return RankWeights(plan.stage_bytes, plan, f"tensor by tensor, by {basis}")
+        return RankWeights(plan.stage_bytes, plan, f"tensor by tensor, by {basis}", doubt=plan.doubt)
     if said is None:
         return None
     if facts.pipeline_parallel_size.value > 1:

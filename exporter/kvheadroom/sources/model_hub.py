@@ -17,7 +17,7 @@ from kvheadroom.capacity.facts import ModelFiles, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
 from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
-from kvheadroom.sources.safetensors import named_tensors
+from kvheadroom.sources.safetensors import inventory, named_tensors
 from kvheadroom.sources.safetensors_header import LENGTH_BYTES, BadHeaderError, header_length, parse_header
 from kvheadroom.sources.weight_files import INDEX_NAME, total_size, without_total
 
@@ -108,7 +108,7 @@ class _Hub:
             tensors = parse_header(start[LENGTH_BYTES : LENGTH_BYTES + length], None)
         except BadHeaderError as reason:
             return TensorInventory(problem=f"{self._model.name} ({file}): {reason}")
-        return TensorInventory(sizes={tensor.name: tensor.size_bytes for tensor in tensors})
+        return inventory(tensors)
 
     def _fetch(self, file: str, max_bytes: int, *, beginning: bool = False) -> bytes | SourceFailure:
         """One file.

@@ -3,11 +3,12 @@
 Nothing of a header is believed that the file's own size contradicts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from kvheadroom.capacity.facts import TensorInventory
+from kvheadroom.capacity.facts import StoredTensor, TensorInventory
+from kvheadroom.capacity.weights.stored import together
 from kvheadroom.sources.safetensors_header import BadHeaderError, read_header
 from kvheadroom.sources.weight_files import consolidated
 
@@ -34,7 +35,7 @@ def read_tensors(folder: Path, index: Mapping[str, Any] | None) -> TensorInvento
     if not present:
         return named_tensors(index)
     try:
-        return TensorInventory(sizes=_sizes(folder, names, present, listed))
+        return inventory(_tensors(folder, names, present, listed))
     except _BadFileError as problem:
         return TensorInventory(problem=str(problem))
 
@@ -45,22 +46,29 @@ def named_tensors(index: Mapping[str, Any] | None) -> TensorInventory | None:
     return TensorInventory(sizes=dict.fromkeys(listed)) if listed else None
 
 
-def _sizes(
+def inventory(tensors: Collection[StoredTensor]) -> TensorInventory:
+    """The tensors that headers tell."""
+    return TensorInventory(
+        sizes={tensor.name: tensor.size_bytes for tensor in tensors}, stored=together(tensors)
+    )
+
+
+def _tensors(
     folder: Path, names: list[str], present: list[str], listed: Mapping[str, str]
-) -> dict[str, int | None]:
+) -> Collection[StoredTensor]:
     if len(names) > MAX_FILES:
         raise _BadFileError(f"{folder}: {len(names)} files of tensors are more than any checkpoint has")
     if missing := sorted(set(names) - set(present)):
         raise _BadFileError(f"{folder / missing[0]}: the index names it, and there is no such file")
-    sizes: dict[str, int | None] = {}
+    found: dict[str, StoredTensor] = {}
     for name in present:
-        for tensor, size in _read_header(folder / name).items():
-            if tensor in sizes:
-                raise _BadFileError(f"{folder / name}: {tensor[:200]} is in another file as well")
-            sizes[tensor] = size
-    if absent := sorted(set(listed) - set(sizes)):
+        for tensor in _read_header(folder / name):
+            if tensor.name in found:
+                raise _BadFileError(f"{folder / name}: {tensor.name[:200]} is in another file as well")
+            found[tensor.name] = tensor
+    if absent := sorted(set(listed) - set(found)):
         raise _BadFileError(f"{folder}: the index names {absent[0][:200]}, and no file holds it")
-    return sizes
+    return found.values()
 
 
 def _listed(index: Mapping[str, Any] | None) -> dict[str, str]:
@@ -85,10 +93,9 @@ def _found(folder: Path) -> list[str]:
         return []
 
 
-def _read_header(path: Path) -> dict[str, int]:
-    """Bytes of each tensor of one file."""
+def _read_header(path: Path) -> tuple[StoredTensor, ...]:
     try:
-        return {tensor.name: tensor.size_bytes for tensor in read_header(path)}
+        return read_header(path)
     except BadHeaderError as reason:
         raise _BadFileError(f"{path}: {reason}") from None
     except OSError as error:

@@ -8,9 +8,10 @@ import math
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kvheadroom.capacity.facts import StoredTensor
 
 LENGTH_BYTES = 8
 LFS_POINTER = b"version "
@@ -25,16 +26,6 @@ _BITS: Mapping[str, int] = {
     "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor of a file; `dtype` is the format's word, such as BF16."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    size_bytes: int
 
 
 class BadHeaderError(Exception):

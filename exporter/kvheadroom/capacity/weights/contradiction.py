@@ -1,6 +1,10 @@
 """config.json and a checkpoint that are not of one model."""
 
+from collections.abc import Sequence
+
 _SMALLEST_IN_GB = 10**8
+_FEW = 3
+_LONGEST_NAME = 100
 
 
 class AnotherCheckpoint(str):
@@ -9,11 +13,21 @@ class AnotherCheckpoint(str):
     __slots__ = ()
 
 
-def another_checkpoint(what: str, made_bytes: int, stored_bytes: int) -> AnotherCheckpoint:
-    """That config.json makes so many bytes of something, and the checkpoint has another number."""
-    made, stored = _size(made_bytes), _size(stored_bytes)
-    return AnotherCheckpoint(f"config.json would make {made} of {what}, and the checkpoint has {stored}")
+def another_checkpoint(
+    what: str, made_bytes: int, stored_bytes: int, differences: str = ""
+) -> AnotherCheckpoint:
+    """That config.json makes so many bytes of something, and the checkpoint has another number; `differences` say where."""
+    made, stored = size_text(made_bytes), size_text(stored_bytes)
+    contradiction = f"config.json would make {made} of {what}, and the checkpoint has {stored}"
+    return AnotherCheckpoint(f"{contradiction} ({differences})" if differences else contradiction)
 
 
-def _size(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
+    """A size for people: GB, or bytes where it is small."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= _SMALLEST_IN_GB else f"{size_bytes:,} bytes"
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(name[:_LONGEST_NAME] for name in names[:_FEW])
+    return f"{shown} and {len(names) - _FEW} more" if len(names) > _FEW else shown

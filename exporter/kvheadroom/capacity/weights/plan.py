@@ -1,6 +1,5 @@
 """Facts -> the weights that each pipeline stage's first tensor-parallel rank holds."""
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,12 +12,14 @@ from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
 from kvheadroom.capacity.parallelism import pipeline_stages
 from kvheadroom.capacity.settings_resolution import compute_dtype
 from kvheadroom.capacity.weights.builders import Model
-from kvheadroom.capacity.weights.contradiction import another_checkpoint
+from kvheadroom.capacity.weights.files import held_to_files, read_files
+from kvheadroom.capacity.weights.own_types import AS_CONFIGURED, OwnTypes
 from kvheadroom.capacity.weights.parts import Blueprint, Part, Parts, Vocabulary
-from kvheadroom.capacity.weights.quantization import read_scheme
+from kvheadroom.capacity.weights.quantization import read_scheme, scheme_by_headers
 from kvheadroom.capacity.weights.registry import BUILDS
 from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, Scheme
 from kvheadroom.capacity.weights.shares import NotDivisibleError, Ranks, held_bytes, stored_bytes
+from kvheadroom.capacity.weights.weight_plan import WeightPlan, WeightTerm
 
 # Built with transformers' own modeling, which makes all their parameters in the model's dtype
 # (`init_parameters`, models/transformers/base.py).
@@ -43,12 +44,6 @@ _OF_TRANSFORMERS = frozenset(
         "Starcoder2ForCausalLM",
     }
 )
-# Files may hold buffers and scales of their own.
-_TOLERANCE = 0.01
-# Layers of multi-token prediction stand behind the others, or under a name of their own.
-_LAYER_NUMBER = re.compile(r"^(?:model\.|language_model\.|model\.language_model\.)*layers\.(\d{1,6})\.")
-_MTP_NAME = re.compile(r"(?:^|\.)mtp(?:\.|_)")
-_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _Placed = list[tuple[str, Parts]]
 """Parts, each group with the beginning of its names."""
 _MTP_LAYER = "model.layers.{}."
@@ -60,48 +55,6 @@ _TRITON = (64, 1)
 _MXFP4_MULTIPLES = {8: (128, 256), _BLACKWELL: (128, 256), 12: (128, 256)}
 # It pads the attention sinks of DeepSeek-V4 by the heads of one rank (models/deepseek_v4/attention.py).
 _PADS_LOCAL_HEADS = "FLASHINFER_MLA_SPARSE_DSV4"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightTerm:
-    """One kind of weights.
-
-    Attributes:
-        name: `attention`, `mlp`, `experts`, `router`, `norms`, `embedding`, `lm_head`, ...
-        total_bytes: of the whole model.
-        stage_bytes: on the first tensor-parallel rank of each pipeline stage.
-        replicated: every tensor-parallel rank holds all of it.
-    """
-
-    name: str
-    total_bytes: int
-    stage_bytes: tuple[int, ...]
-    replicated: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightPlan:
-    """The weights of one engine; bytes of parameters as vLLM creates them, before kernels repack any.
-
-    Attributes:
-        stage_bytes: on the first tensor-parallel rank of each pipeline stage, with the draft's.
-        draft_bytes: of them, what speculative decoding adds.
-        total_bytes: the checkpoint's, or, by config.json alone, what it would be.
-        not_loaded_bytes: tensors of the checkpoint that this start does not load.
-        replicated_bytes: what every rank holds whole, of the stage with the most.
-        spare_bytes: the most that the checkpoint may hold beside total_bytes and no start loads: copies of the vocabulary
-            in the layers of multi-token prediction, or such layers where they are not modelled.
-        basis: `headers`, `index` or `config`.
-    """
-
-    stage_bytes: tuple[int, ...]
-    draft_bytes: tuple[int, ...]
-    total_bytes: int
-    not_loaded_bytes: int
-    replicated_bytes: int
-    spare_bytes: int
-    terms: tuple[WeightTerm, ...]
-    basis: str
 
 
 def plan_weights(facts: EngineFacts) -> WeightPlan | str:
@@ -123,68 +76,35 @@ def plan_weights(facts: EngineFacts) -> WeightPlan | str:
     text, whole = text_section(model.architecture, files.config), ModelConfig(files.config)
     try:
         dtype = compute_dtype(facts, model)
-        scheme = read_scheme(whole, text)
+        scheme = _scheme(whole, text, files.tensors)
         if model.architecture in _OF_TRANSFORMERS:
             scheme = replace(scheme, float32_scales=0, own_scales=scheme.own_scales + scheme.float32_scales)
+        blueprint = build(Model(text, whole, model.stack, dtype))
+        read = read_files(blueprint, scheme, files.tensors)
         weights = _Weights(
             architecture=model.architecture,
-            blueprint=build(Model(text, whole, model.stack, dtype)),
+            blueprint=blueprint,
             scheme=scheme,
             dtype=dtype,
             stored_dtype=model.dtype if model.dtype in DTYPE_BYTES else dtype,
+            own=read.own,
         )
         plans = [_plan(facts, weights, ranks) for ranks in _possible_ranks(facts)]
     except (BadFieldError, NotDivisibleError, NotModelledError) as reason:
         return str(reason)
     if any(plan != plans[0] for plan in plans):
         return f"the weights of {model.architecture} depend on the GPU, which is not known"
-    return _held_to_files(plans[0], files.tensors, len(weights.blueprint.layers))
+    return held_to_files(plans[0], read)
 
 
-def _held_to_files(plan: WeightPlan, tensors: TensorInventory | None, layers: int) -> WeightPlan | str:
-    """The plan with what the checkpoint itself tells; a string where that is something else.
-
-    Of files with a fault nothing is taken.
-    """
-    if tensors is None or tensors.problem:
-        return plan
-    total = tensors.total_bytes
-    if total is None:
-        has_mtp = any(_is_mtp(name, layers) for name in tensors.sizes)
-        left_out = 0 if has_mtp else plan.not_loaded_bytes
-        return replace(
-            plan,
-            total_bytes=plan.total_bytes - left_out,
-            not_loaded_bytes=plan.not_loaded_bytes - left_out,
-            spare_bytes=plan.spare_bytes if has_mtp else 0,
-            basis="index",
-        )
-    mtp = sum(size or 0 for name, size in tensors.sizes.items() if _is_mtp(name, layers))
-    copies = sum(
-        size or 0
-        for name, size in tensors.sizes.items()
-        if name in _HEADS and all(term.name != "lm_head" for term in plan.terms)
-    )
-    loaded = total - mtp - copies
-    expected = plan.total_bytes - plan.not_loaded_bytes - _drafted(plan)
-    if abs(loaded - expected) > _TOLERANCE * expected:
-        return another_checkpoint("weights to load", expected, loaded)
-    return replace(
-        plan,
-        total_bytes=total,
-        not_loaded_bytes=copies + (0 if any(plan.draft_bytes) else mtp),
-        basis="headers",
-    )
-
-
-def _is_mtp(name: str, layers: int) -> bool:
-    """Whether a tensor of the checkpoint belongs to multi-token prediction."""
-    found = _LAYER_NUMBER.search(name)
-    return _MTP_NAME.search(name) is not None or (found is not None and int(found[1]) >= layers)
-
-
-def _drafted(plan: WeightPlan) -> int:
-    return sum(term.total_bytes for term in plan.terms if term.name == "draft")
+def _scheme(whole: ModelConfig, text: ModelConfig, tensors: TensorInventory | None) -> Scheme:
+    try:
+        return read_scheme(whole, text)
+    except NotModelledError:
+        by_headers = scheme_by_headers(whole, text)
+        if by_headers is None or tensors is None or not tensors.stored:
+            raise
+        return by_headers
 
 
 def target_bytes(facts: EngineFacts) -> tuple[int, ...] | str:
@@ -208,6 +128,7 @@ class _Weights:
     scheme: Scheme
     dtype: str
     stored_dtype: str
+    own: OwnTypes = AS_CONFIGURED
 
     @property
     def layers(self) -> int:
@@ -215,22 +136,30 @@ class _Weights:
 
     def held(self, placed: _Placed, ranks: Ranks) -> dict[str, int]:
         """Bytes on the first rank, by term."""
-        return self._sums(
-            placed, lambda part, prefix: held_bytes(part, ranks, self.scheme, self.dtype, prefix)
-        )
+
+        def held(part: Part, prefix: str) -> int:
+            if self.own.covers((prefix, part.name)):
+                return self.own.held_bytes(part, ranks, self.dtype, prefix)
+            return held_bytes(part, ranks, self.scheme, self.dtype, prefix)
+
+        return self._sums(placed, held)
 
     def stored(self, placed: _Placed) -> dict[str, int]:
         """Bytes in the checkpoint, by term."""
-        return self._sums(
-            placed, lambda part, prefix: stored_bytes(part, self.scheme, self.stored_dtype, prefix)
-        )
+
+        def stored(part: Part, prefix: str) -> int:
+            if self.own.covers((prefix, part.name)):
+                return self.own.stored_bytes(part, self.stored_dtype, prefix)
+            return stored_bytes(part, self.scheme, self.stored_dtype, prefix)
+
+        return self._sums(placed, stored)
 
     def _sums(self, placed: _Placed, size: Callable[[Part, str], int]) -> dict[str, int]:
         totals: Counter[str] = Counter()
         # Most layers are alike; where the checkpoint leaves some out by name, each is looked at.
         known: dict[Parts, Counter[str]] = {}
         for prefix, parts in placed:
-            sums = None if self.scheme.skips else known.get(parts)
+            sums = None if self.scheme.skips or self.own else known.get(parts)
             if sums is None:
                 sums = known[parts] = Counter()
                 for part in parts:
@@ -259,7 +188,8 @@ def _plan(facts: EngineFacts, weights: _Weights, ranks: Ranks) -> WeightPlan:
             raise NotModelledError(
                 f"the weights of multi-token prediction of {weights.architecture} are not modelled"
             )
-        if weights.scheme.linear is not None and not blueprint.mtp.quantizable:
+        quantized = weights.scheme.linear is not None or weights.scheme.by_headers
+        if quantized and (weights.scheme.by_headers or not blueprint.mtp.quantizable):
             raise NotModelledError(
                 f"the weights of multi-token prediction of {weights.architecture} are not modelled when quantized"
             )

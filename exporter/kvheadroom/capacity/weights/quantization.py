@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from kvheadroom.capacity.cache_settings import NotModelledError
+from kvheadroom.capacity.checkpoint_types import kv_dtypes, quantization_method
 from kvheadroom.capacity.model_config import ModelConfig, shown
 from kvheadroom.capacity.weights.schemes import UNQUANTIZED, Format, Scheme
 
@@ -61,6 +62,22 @@ def read_scheme(whole: ModelConfig, text: ModelConfig) -> Scheme:
     raise NotModelledError(
         f"the weights of a checkpoint quantized by {method or 'an unnamed method'} are not modelled"
     )
+
+
+def scheme_by_headers(whole: ModelConfig, text: ModelConfig) -> Scheme | None:
+    """The scheme of a checkpoint whose layers the headers tell, where config.json's own words are not modelled.
+
+    Of compressed-tensors and ModelOpt: their classes create for each layer the tensors that the checkpoint has
+    (`create_weights` in compressed_tensors/schemes/, compressed_tensors_moe/ and modelopt.py). None for others.
+    """
+    method = quantization_method(whole, text)
+    if method == "compressed-tensors":
+        return Scheme(by_headers=True, float32_scales=_COMPRESSED_SCALES, own_scales=_COMPRESSED_SCALES)
+    if method == "modelopt":
+        # With a scheme for each layer, attention has scales where the cache has a scheme too.
+        scales = 0 if kv_dtypes(whole, text) == ("auto", "auto") else _OWN_SCALES
+        return Scheme(by_headers=True, own_scales=scales, latent_scales=True)
+    return None
 
 
 def _names_in(section: ModelConfig, *keys: str) -> list[str]:
@@ -301,7 +318,7 @@ def _awq(section: ModelConfig) -> Scheme:
     def skips(name: str, outs: tuple[str, ...]) -> bool:
         return any(part in each for part in listed for each in (name, *outs))
 
-    return Scheme(linear=form, experts=form, skips=skips if listed else None)
+    return Scheme(linear=form, experts=form, skips=skips if listed else None, asks_headers=not listed)
 
 
 def _gptq(section: ModelConfig) -> Scheme:
@@ -313,4 +330,4 @@ def _gptq(section: ModelConfig) -> Scheme:
     size = section.values.get("group_size")
     group = None if size == -1 else section.count("group_size")
     form = Format(bits=bits, rows=1, columns=group, scale_bytes=0, zero_bits=bits, expert_dtype_numbers=1)
-    return Scheme(linear=form, experts=form)
+    return Scheme(linear=form, experts=form, asks_headers=True)

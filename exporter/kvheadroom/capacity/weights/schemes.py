@@ -126,6 +126,8 @@ class Scheme:
         float32_scales, own_scales: numbers that an attention layer registers for its cache, in float32 and in the
             model's dtype.
         latent_scales: latent attention does so too.
+        asks_headers: vLLM asks the checkpoint's headers which linear layers are quantized.
+        by_headers: how each layer is held is not read from config.json, the checkpoint's headers tell it.
     """
 
     linear: Format | None = None
@@ -135,9 +137,15 @@ class Scheme:
     float32_scales: int = 0
     own_scales: int = 0
     latent_scales: bool = False
+    asks_headers: bool = False
+    by_headers: bool = False
+
+    def leaves(self, name: str, names: tuple[str, ...]) -> bool:
+        """Whether a module is left as it is, by its name and those of its outputs."""
+        return self.skips is not None and self.skips(name, names)
 
     def _applies(self, matrix: Matrix) -> bool:
-        return self.skips is None or not self.skips(matrix.name, matrix.names)
+        return not self.leaves(matrix.name, matrix.names)
 
     def linear_bytes(self, matrix: Matrix, dtype: str, *, quantized: bool) -> int:
         """Bytes of a linear layer's matrix with its scales, on one rank."""
@@ -148,7 +156,7 @@ class Scheme:
     def quantizes_experts(self, name: str) -> bool:
         """Whether it applies to routed experts."""
         names = ("gate_proj", "up_proj", "down_proj")
-        return self.experts is not None and not (self.skips is not None and self.skips(name, names))
+        return self.experts is not None and not self.leaves(name, names)
 
     def pads_experts(self, name: str) -> bool:
         """Whether kernels have its experts padded."""

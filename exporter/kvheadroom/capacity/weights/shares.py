@@ -22,7 +22,7 @@ from kvheadroom.capacity.weights.parts import (
 )
 from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, Matrix, Scheme
 
-__all__ = ["NotDivisibleError", "Ranks", "held_bytes", "stored_bytes"]
+__all__ = ["NotDivisibleError", "Ranks", "bits_of", "held_bytes", "out_sizes", "stored_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def stored_bytes(part: Part, scheme: Scheme, dtype: str, prefix: str = "") -> in
 
 def _linear_bytes(part: Linear, ranks: Ranks, scheme: Scheme, dtype: str, prefix: str) -> int:
     tensor = 1 if ranks.leaves_whole(part) else ranks.tensor
-    outs = tuple(_out_size(out, tensor, part.name) for out in part.outs)
+    outs = out_sizes(part, tensor)
     if padding := -sum(outs) % part.row_multiple:
         outs += (padding,)
     own = part.dtype or dtype
@@ -115,6 +115,24 @@ def _linear_bytes(part: Linear, ranks: Ranks, scheme: Scheme, dtype: str, prefix
     )
     bias = sum(outs) * DTYPE_BYTES[own] if part.bias else 0
     return scheme.linear_bytes(matrix, own, quantized=part.quantized) + bias
+
+
+def out_sizes(part: Linear, tensor: int) -> tuple[int, ...]:
+    """Elements of each output on the first of `tensor` ranks."""
+    return tuple(_out_size(out, tensor, part.name) for out in part.outs)
+
+
+def bits_of(part: Linear | Experts | Vocabulary, scheme: Scheme, prefix: str) -> int | None:
+    """Bits of each number of a matrix in the scheme; None where the scheme leaves it in the model's dtype."""
+    if not part.quantized:
+        return None
+    if isinstance(part, Experts):
+        quantizes = scheme.quantizes_experts(prefix + part.name)
+        return scheme.experts.bits if scheme.experts is not None and quantizes else None
+    linear = isinstance(part, Linear)
+    form = scheme.linear if linear else scheme.head
+    names = tuple(out.name for out in part.outs) if isinstance(part, Linear) else (part.name,)
+    return None if form is None or scheme.leaves(prefix + part.name, names) else form.bits
 
 
 def _out_size(out: Out, tensor: int, name: str) -> int:

@@ -1,0 +1,399 @@
+"""The weights of checkpoints whose headers tell more than config.json, or something else.
+
+`CREATED` holds the bytes that vLLM 0.33.0's own model classes create on the first rank, under a made-up CUDA platform
+(H100), from these config.json and, for AWQ and GPTQ, with files of these headers in the folder.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvheadroom.capacity.facts import TensorInventory
+from kvheadroom.capacity.rank_weights import RankWeights, weights_of
+from kvheadroom.capacity.weights import WeightPlan, plan_weights
+from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint
+from tests.capacity import checkpoint_headers as headers
+from tests.capacity.checkpoint_headers import Form, Shapes
+from tests.capacity.facts_builder import facts
+from tests.capacity.truth import ROWS, facts_of
+
+Config = dict[str, Any]
+
+LLAMA: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "num_hidden_layers": 2,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+EXPERTS: Config = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "vocab_size": 151936,
+    "num_hidden_layers": 2,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+def whole_numbers(bits: int, group: int) -> Config:
+    return {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+
+
+FP8_CHANNELS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+PER_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+
+
+def groups(*pairs: tuple[str, Config], ignore: tuple[str, ...] = ()) -> Config:
+    """compressed-tensors with a scheme for each group of layers."""
+    inputs = {"channel": PER_TOKEN, "tensor_group": {**NVFP4, "dynamic": "local"}, "group": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "ignore": ["lm_head", *ignore],
+        "config_groups": {
+            f"group_{number}": {
+                "targets": [target],
+                "weights": weights,
+                "input_activations": inputs[weights["strategy"]],
+            }
+            for number, (target, weights) in enumerate(pairs)
+        },
+    }
+
+
+MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head"]}
+
+
+def by(*pairs: tuple[str, Form], default: Form | None = None) -> Callable[[str], Form]:
+    """The first form whose word stands in a module's name."""
+
+    def form_of(name: str) -> Form:
+        return next((form for word, form in pairs if word in name), default or headers.plain())
+
+    return form_of
+
+
+F16 = headers.plain("F16")
+CHECKPOINTS: dict[str, tuple[Config, Config, Callable[[str], Form]]] = {
+    "two groups": (
+        LLAMA,
+        groups(("re:.*mlp.*", whole_numbers(4, 128)), ("re:.*self_attn.*", FP8_CHANNELS)),
+        by(("mlp", headers.packed(4, 128)), ("self_attn", headers.fp8_channels)),
+    ),
+    "MLP in NVFP4": (
+        LLAMA,
+        groups(("re:.*mlp.*", NVFP4), ignore=("re:.*self_attn.*",)),
+        by(("mlp", headers.nvfp4)),
+    ),
+    "4 and 8 bits": (
+        LLAMA,
+        groups(
+            ("re:.*(gate|up)_proj", whole_numbers(4, 128)),
+            ("re:.*down_proj", whole_numbers(8, 128)),
+            ignore=("re:.*self_attn.*",),
+        ),
+        by(("down_proj", headers.packed(8, 128)), ("mlp", headers.packed(4, 128))),
+    ),
+    "ModelOpt mixed": (
+        LLAMA,
+        MIXED,
+        by(("mlp", headers.nvfp4_modelopt), ("self_attn", headers.fp8_tensor)),
+    ),
+    "AWQ but the first layer": (
+        LLAMA,
+        AWQ,
+        by(("layers.0.", F16), ("layers", headers.awq(128)), default=F16),
+    ),
+    "GPTQ but an MLP": (
+        LLAMA,
+        GPTQ,
+        by(("layers.1.mlp", F16), ("layers", headers.gptq(128)), default=F16),
+    ),
+    "experts in NVFP4": (
+        EXPERTS,
+        groups(("re:.*experts.*", NVFP4), ("re:.*self_attn.*", FP8_CHANNELS), ignore=("re:.*mlp.gate$",)),
+        by(("experts", headers.nvfp4), ("self_attn", headers.fp8_channels)),
+    ),
+    "experts in 4 bits": (
+        EXPERTS,
+        groups(
+            ("re:.*experts.*", whole_numbers(4, 32)),
+            ("re:.*self_attn.*", FP8_CHANNELS),
+            ignore=("re:.*mlp.gate$",),
+        ),
+        by(("experts", headers.packed(4, 32)), ("self_attn", headers.fp8_channels)),
+    ),
+    "experts mixed": (
+        EXPERTS,
+        MIXED,
+        by(("experts", headers.nvfp4_modelopt), ("self_attn", headers.fp8_tensor)),
+    ),
+    "experts in GPTQ": (
+        EXPERTS,
+        GPTQ,
+        by(
+            ("mlp.gate", F16),
+            ("self_attn.o", F16),
+            ("layers", headers.gptq(128)),
+            default=F16,
+        ),
+    ),
+}
+TP2, TP4 = {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4}
+SPREAD = {**TP2, "enable_expert_parallel": True}
+CREATED: list[tuple[str, Config, int]] = [
+    ("two groups", {}, 2367021156),
+    ("two groups", TP2, 1183547492),
+    ("two groups", TP4, 591810660),
+    ("MLP in NVFP4", {}, 2467340372),
+    ("MLP in NVFP4", TP2, 1233690708),
+    ("4 and 8 bits", {}, 2509545572),
+    ("4 and 8 bits", TP2, 1254793316),
+    ("ModelOpt mixed", {}, 2383454320),
+    ("ModelOpt mixed", TP2, 1191747696),
+    ("AWQ but the first layer", {}, 2650906624),
+    ("AWQ but the first layer", TP2, 1325473792),
+    ("GPTQ but an MLP", {}, 2588811264),
+    ("GPTQ but an MLP", TP2, 1294426112),
+    ("experts in NVFP4", {}, 1367553828),
+    ("experts in NVFP4", TP2, 683861796),
+    ("experts in NVFP4", SPREAD, 683861412),
+    ("experts in 4 bits", {}, 1367553316),
+    ("experts in 4 bits", TP2, 683861284),
+    ("experts in 4 bits", SPREAD, 683861156),
+    ("experts mixed", {}, 1367496512),
+    ("experts mixed", TP2, 683824960),
+    ("experts mixed", SPREAD, 683824576),
+    ("experts in GPTQ", {}, 1367938048),
+    ("experts in GPTQ", TP2, 684110848),
+    ("experts in GPTQ", SPREAD, 684045312),
+]
+
+REAL: dict[str, Any] = json.loads((Path(__file__).parent / "checkpoints.json").read_text())
+# The names of the indexes of the same models, and the shapes that make their `total_size` to the byte.
+SHAPES: dict[str, Any] = json.loads((Path(__file__).parent / "checkpoint_shapes.json").read_text())
+
+
+def planned(
+    config: Config, shapes: Shapes | None, flags: Mapping[str, Any] | None = None
+) -> WeightPlan | str:
+    known = facts(config=config, flags=flags, gpu="H100")
+    assert known.model_files is not None
+    tensors = None if shapes is None else headers.stored(shapes)
+    return plan_weights(replace(known, model_files=replace(known.model_files, tensors=tensors)))
+
+
+def checkpoint(name: str) -> tuple[Config, Shapes]:
+    model, scheme, form_of = CHECKPOINTS[name]
+    dtype = "F16" if scheme in (AWQ, GPTQ) else "BF16"
+    config = {
+        **model,
+        "quantization_config": scheme,
+        "torch_dtype": "float16" if dtype == "F16" else "bfloat16",
+    }
+    return config, headers.decoder(config, form_of, dtype=dtype)
+
+
+@pytest.mark.parametrize(("name", "flags", "created"), CREATED)
+def test_layers_that_only_headers_tell_are_as_vllms_own_classes_create_them(
+    name: str, flags: Config, created: int
+) -> None:
+    config, shapes = checkpoint(name)
+    plan = planned(config, shapes, flags)
+    assert isinstance(plan, WeightPlan), plan
+    assert plan.stage_bytes == (created,)
+    assert (plan.basis, plan.doubt) == ("headers", "")
+    assert plan.total_bytes == headers.stored(shapes).total_bytes
+
+
+@pytest.mark.parametrize("name", ["two groups", "MLP in NVFP4", "ModelOpt mixed", "experts mixed"])
+def test_without_headers_layers_that_only_they_tell_are_unknown(name: str) -> None:
+    config, _ = checkpoint(name)
+    assert "not modelled" in str(planned(config, None))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("flags", [{}, TP2, {**TP2, "pipeline_parallel_size": 2}])
+def test_headers_of_real_checkpoints_make_what_config_json_makes(name: str, flags: Config) -> None:
+    config, shapes = REAL[name]["config"], headers.written_out(SHAPES[name])
+    made, plan = planned(config, None, flags), planned(config, shapes, flags)
+    assert isinstance(made, WeightPlan)
+    assert isinstance(plan, WeightPlan), plan
+    assert plan.stage_bytes == made.stage_bytes
+    assert (plan.basis, plan.doubt, plan.not_loaded_bytes) == ("headers", "", 0)
+    assert plan.total_bytes == REAL[name]["total_size"]
+
+
+MOST_EXPERTS = 2_000  # of a whole model, for the time that the test takes
+USUAL = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads")
+
+
+def is_usual(config: Config) -> bool:
+    """Whether `headers.decoder` writes down all of it."""
+    unusual = ("attention_bias", "mlp_bias", "mlp_only_layers", "quantization_config")
+    experts = config.get("num_experts", 0) * config.get("num_hidden_layers", 0)
+    return (
+        config["architectures"][0]
+        in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+        and all(key in config for key in USUAL)
+        and not any(config.get(key) for key in unusual)
+        and experts <= MOST_EXPERTS
+        and config.get("decoder_sparse_step", 1) == 1
+    )
+
+
+def test_headers_generated_for_the_planners_own_rows_make_what_config_json_makes() -> None:
+    compared = set()
+    for row in ROWS:
+        if row["expected"].get("refused") or not is_usual(row["config"]):
+            continue
+        known = facts_of(row)
+        made = plan_weights(known)
+        if isinstance(made, str):
+            continue
+        assert known.model_files is not None
+        files = replace(known.model_files, tensors=headers.stored(headers.decoder(row["config"], by())))
+        plan = plan_weights(replace(known, model_files=files))
+        assert isinstance(plan, WeightPlan), (row["id"], plan)
+        assert (plan.stage_bytes, plan.basis, plan.doubt) == (made.stage_bytes, "headers", ""), row["id"]
+        compared.add((row["config"]["architectures"][0], plan.stage_bytes))
+    assert len(compared) > 100
+
+
+def test_tensors_kept_in_32_bits_are_cast_however_much_they_are() -> None:
+    shapes = headers.decoder(
+        EXPERTS, by(("mlp.gate", headers.plain("F32")), ("lm_head", headers.plain("F32")))
+    )
+    for name, (_, shape) in shapes.items():
+        if "norm" in name or "embed" in name:
+            shapes[name] = ("F32", shape)
+    plan, made = planned(EXPERTS, shapes), planned(EXPERTS, None)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan)
+    assert (plan.stage_bytes, plan.doubt) == (made.stage_bytes, "")
+    assert plan.total_bytes > made.total_bytes * 1.5
+
+
+def test_another_vocabulary_is_told_with_what_does_not_fit() -> None:
+    shapes = headers.decoder({**LLAMA, "vocab_size": 140_000}, by())
+    said = planned(LLAMA, shapes)
+    assert isinstance(said, AnotherCheckpoint)
+    assert "no tensor of its size for 2 of its parts: embed_tokens, lm_head" in said
+    assert (
+        "2 tensors are of no part that config.json makes, 2.29 GB: model.embed_tokens.weight, lm_head.weight"
+        in said
+    )
+
+
+def test_tensors_of_no_part_are_named_and_not_counted() -> None:
+    shapes = headers.decoder(LLAMA, by())
+    shapes["model.layers.1.extra.weight"] = ("BF16", (1000, 10))
+    plan, made = planned(LLAMA, shapes), planned(LLAMA, None)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan)
+    assert plan.stage_bytes == made.stage_bytes
+    assert plan.not_loaded_bytes == 20_000
+    assert plan.doubt == (
+        "1 tensor is of no part that config.json makes, 20,000 bytes: model.layers.1.extra.weight; they are not counted"
+    )
+
+
+def test_buffers_that_vllm_makes_itself_are_no_strangers() -> None:
+    shapes = headers.decoder(LLAMA, by())
+    for layer in range(2):
+        shapes[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = ("F32", (64,))
+        shapes[f"model.layers.{layer}.self_attn.k_scale"] = ("F32", ())
+    plan = planned(LLAMA, shapes)
+    assert isinstance(plan, WeightPlan), plan
+    assert plan.doubt == ""
+
+
+def test_what_vllm_makes_in_8_bits_is_counted_so_and_told_where_it_is_stored_otherwise() -> None:
+    config = {**LLAMA, "quantization_config": FP8}
+    plan = planned(config, headers.decoder(LLAMA, by()))
+    assert isinstance(plan, WeightPlan), plan
+    # vLLM's own classes, with these files in the folder.
+    assert plan.stage_bytes == (2_537_701_392,)
+    assert "8 matrices are stored in 16 bits or more although config.json quantizes them" in plan.doubt
+
+
+def test_packed_layers_that_config_json_does_not_speak_of_are_counted_as_stored_and_told() -> None:
+    config = {
+        **LLAMA,
+        "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    }
+    form_of = by(("layers.0.mlp", headers.fp8_tensor), ("layers", headers.nvfp4_modelopt))
+    plan = planned(config, headers.decoder(config, form_of), TP2)
+    made = planned(config, headers.decoder(config, by(("layers", headers.nvfp4_modelopt))), TP2)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan), made
+    assert made.doubt == ""
+    assert plan.doubt == (
+        "2 matrices are stored in another type than config.json says, and are counted as they are stored: "
+        "model.layers.0.mlp.gate_up_proj, model.layers.0.mlp.down_proj"
+    )
+    # Half of each of three matrices in 8 bits, in place of 4 bits with 8 bits of scale for 16 numbers.
+    numbers = 3 * 4096 * 14336 // 2
+    assert plan.stage_bytes[0] - made.stage_bytes[0] == numbers - numbers * 9 // 16
+
+
+def test_a_part_that_is_quantized_by_half_is_unknown() -> None:
+    config, _ = checkpoint("AWQ but the first layer")
+    form_of = by(("k_proj", F16), ("layers", headers.awq(128)), default=F16)
+    said = planned(config, headers.decoder(config, form_of, dtype="F16"))
+    assert said == "model.layers.0.self_attn.qkv_proj is quantized in part, which vLLM does not load"
+
+
+def test_what_cannot_be_divided_is_unknown() -> None:
+    config, shapes = checkpoint("two groups")
+    assert "not divisible" in str(planned(config, shapes, {"tensor_parallel_size": 3}))
+
+
+def test_an_output_layer_beside_a_tied_embedding_is_told_where_both_stand_on_one_stage() -> None:
+    tied = {**LLAMA, "tie_word_embeddings": True}
+    shapes = headers.decoder(LLAMA, by())
+    copy = 128_256 * 4096 * 2
+    plan, made = planned(tied, shapes), planned(tied, None)
+    assert isinstance(plan, WeightPlan)
+    assert isinstance(made, WeightPlan)
+    assert (plan.stage_bytes, plan.not_loaded_bytes) == (made.stage_bytes, copy)
+    assert "has an output layer (1.05 GB) although config.json ties it to the embedding" in plan.doubt
+    staged = planned(tied, shapes, {"pipeline_parallel_size": 2})
+    assert isinstance(staged, WeightPlan)
+    assert staged.doubt == ""
+
+
+def test_what_headers_have_otherwise_is_told_with_the_weights() -> None:
+    known = facts(config={**LLAMA, "tie_word_embeddings": True}, gpu="H100")
+    assert known.model_files is not None
+    tensors: TensorInventory = headers.stored(headers.decoder(LLAMA, by()))
+    weights = weights_of(replace(known, model_files=replace(known.model_files, tensors=tensors)))
+    assert isinstance(weights, RankWeights)
+    assert weights.doubt.startswith("the checkpoint has an output layer")
