@@ -344,6 +344,37 @@ def test_what_vllm_makes_in_8_bits_is_counted_so_and_told_where_it_is_stored_oth
     assert "8 matrices are stored in 16 bits or more although config.json quantizes them" in plan.doubt
 
 
+def test_8_bits_that_config_json_does_not_speak_of_count_in_the_models_dtype_and_are_told() -> None:
+    shapes = headers.decoder(LLAMA, by(("mlp", headers.plain("F8_E4M3"))))
+    plan, made = planned(LLAMA, shapes, TP2), planned(LLAMA, None, TP2)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan)
+    assert plan.stage_bytes == made.stage_bytes
+    assert plan.total_bytes < made.total_bytes
+    assert "4 matrices are stored in 8 bits although config.json does not quantize them" in plan.doubt
+
+
+@pytest.mark.parametrize("form", [headers.nvfp4, headers.fp8_channels, headers.awq(128)])
+def test_packed_or_scaled_layers_of_a_plain_config_json_are_unknown(form: Form) -> None:
+    said = str(planned(LLAMA, headers.decoder(LLAMA, by(("mlp", form)))))
+    assert said.startswith("model.layers.0.mlp.gate_up_proj is stored in ")
+    assert said.endswith(", and by config.json vLLM makes it in the model's own dtype")
+
+
+def test_what_does_not_fit_is_told_though_the_sums_agree() -> None:
+    shapes = headers.decoder(LLAMA, by())
+    shapes["model.layers.0.another.weight"] = shapes.pop("model.norm.weight")
+    shapes["model.layers.0.extra.weight"] = ("BF16", (7,))
+    plan, made = planned(LLAMA, shapes), planned(LLAMA, None)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan)
+    assert plan.stage_bytes == made.stage_bytes
+    assert plan.doubt == (
+        "no tensor of its size for 1 of its parts: model.norm.weight; 2 tensors are of no part that config.json makes, "
+        "8,206 bytes: model.layers.0.another.weight, model.layers.0.extra.weight; the sums agree within 1%"
+    )
+
+
 def test_packed_layers_that_config_json_does_not_speak_of_are_counted_as_stored_and_told() -> None:
     config = {
         **LLAMA,

@@ -87,8 +87,12 @@ def held_to_files(plan: WeightPlan, files: ReadFiles) -> WeightPlan | str:
         doubts.append(_of_another_type(files.own.told))
     if files.own.cast:
         doubts.append(_cast(files.own.cast))
+    if files.own.widened:
+        doubts.append(_widened(files.own.widened))
     if sure and strangers:
         doubts.append(f"{_unknown(strangers)}; they are not counted")
+    elif strangers and files.matching is not None:
+        doubts.append(f"{_differences(files.matching.missing, strangers)}; the sums agree within 1%")
     if copies and len(plan.stage_bytes) == 1:
         doubts.append(_another_head(copies))
     unused = sum(each.size_bytes for each in strangers) if sure else 0
@@ -151,6 +155,13 @@ def _cast(names: Sequence[str]) -> str:
     return (
         f"{len(names)} matrices are stored in 16 bits or more although config.json quantizes them, and are counted in the 8 "
         f"bits that vLLM makes of them: {first_of(names)}"
+    )
+
+
+def _widened(names: Sequence[str]) -> str:
+    return (
+        f"{len(names)} matrices are stored in 8 bits although config.json does not quantize them, and are counted in the "
+        f"model's dtype, which vLLM makes of them: {first_of(names)}"
     )
 
 

@@ -25,7 +25,7 @@ from kvheadroom.capacity.weights.parts import (
     Vocabulary,
 )
 from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, UNQUANTIZED, Scheme
-from kvheadroom.capacity.weights.shares import Ranks, bits_of, held_bytes, out_sizes
+from kvheadroom.capacity.weights.shares import Ranks, bits_of, format_of, held_bytes, out_sizes
 
 Key = tuple[str, str]
 """Beginning of a part's names, and its own name."""
@@ -46,12 +46,14 @@ class OwnTypes:
         stored: they are quantized in another way than the scheme has it.
         told: names of such parts that config.json speaks of otherwise.
         cast: names of parts that are made in 8 bits, as config.json says, and are not stored so.
+        widened: names of parts that are made in the model's dtype, as config.json says, and are stored in 8 bits.
     """
 
     plain: frozenset[Key] = frozenset()
     stored: Mapping[Key, tuple[Found, ...]]
     told: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
+    widened: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.plain or self.stored)
@@ -86,9 +88,9 @@ def own_types(blueprint: Blueprint, scheme: Scheme, matching: Matching) -> OwnTy
     """The parts of a checkpoint that are held otherwise than the scheme has it.
 
     Raises:
-        NotModelledError: one of them is quantized in part.
+        NotModelledError: one of them is quantized in part, or packed where vLLM makes it in the model's dtype.
     """
-    plain, stored, told, cast = set(), {}, [], []
+    plain, stored, told, cast, widened = set(), {}, [], [], []
     placed = [("", part) for _, parts in blueprint.around for part in parts]
     placed += [
         (f"model.layers.{number}.", part) for number, parts in enumerate(blueprint.layers) for part in parts
@@ -112,11 +114,25 @@ def own_types(blueprint: Blueprint, scheme: Scheme, matching: Matching) -> OwnTy
             else:
                 plain.add(key)
                 told.append(prefix + part.name)
+        elif format_of(part, scheme) is None and not (scheme.by_headers and part.quantized):
+            _hold_loadable(part, found, prefix)
+            widened.append(prefix + part.name)
         elif bits is None or not all(_has_bits(part, each, bits) for each in found):
             stored[key] = found
             if not scheme.by_headers:
                 told.append(prefix + part.name)
-    return OwnTypes(plain=frozenset(plain), stored=stored, told=tuple(told), cast=tuple(cast))
+    return OwnTypes(
+        plain=frozenset(plain), stored=stored, told=tuple(told), cast=tuple(cast), widened=tuple(widened)
+    )
+
+
+def _hold_loadable(part: Linear | Experts | Vocabulary, found: tuple[Found, ...], prefix: str) -> None:
+    """Into the model's dtype vLLM casts numbers of 8 bits, but neither unpacks them nor takes scales."""
+    if any(each.matrix.beside or not _has_bits(part, each, _CAST_BITS) for each in found):
+        kind = found[0].matrix.tensor.dtype
+        raise NotModelledError(
+            f"{prefix}{part.name} is stored in {kind}, and by config.json vLLM makes it in the model's own dtype"
+        )
 
 
 def _has_bits(part: Linear | Experts | Vocabulary, found: Found, bits: int) -> bool:

@@ -20,9 +20,9 @@ from kvheadroom.capacity.weights.parts import (
     Tensor,
     Vocabulary,
 )
-from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, Matrix, Scheme
+from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, Format, Matrix, Scheme
 
-__all__ = ["NotDivisibleError", "Ranks", "bits_of", "held_bytes", "out_sizes", "stored_bytes"]
+__all__ = ["NotDivisibleError", "Ranks", "bits_of", "format_of", "held_bytes", "out_sizes", "stored_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +122,24 @@ def out_sizes(part: Linear, tensor: int) -> tuple[int, ...]:
     return tuple(_out_size(out, tensor, part.name) for out in part.outs)
 
 
-def bits_of(part: Linear | Experts | Vocabulary, scheme: Scheme, prefix: str) -> int | None:
-    """Bits of each number of a matrix in the scheme; None where the scheme leaves it in the model's dtype."""
+def format_of(part: Linear | Experts | Vocabulary, scheme: Scheme) -> Format | None:
+    """The format that the scheme has for such matrices; None where it has none, or the class gives the matrix no scheme."""
     if not part.quantized:
         return None
     if isinstance(part, Experts):
-        quantizes = scheme.quantizes_experts(prefix + part.name)
-        return scheme.experts.bits if scheme.experts is not None and quantizes else None
-    linear = isinstance(part, Linear)
-    form = scheme.linear if linear else scheme.head
+        return scheme.experts
+    return scheme.linear if isinstance(part, Linear) else scheme.head
+
+
+def bits_of(part: Linear | Experts | Vocabulary, scheme: Scheme, prefix: str) -> int | None:
+    """Bits of each number of a matrix in the scheme; None where the scheme leaves it in the model's dtype."""
+    form = format_of(part, scheme)
+    if form is None:
+        return None
+    if isinstance(part, Experts):
+        return form.bits if scheme.quantizes_experts(prefix + part.name) else None
     names = tuple(out.name for out in part.outs) if isinstance(part, Linear) else (part.name,)
-    return None if form is None or scheme.leaves(prefix + part.name, names) else form.bits
+    return None if scheme.leaves(prefix + part.name, names) else form.bits
 
 
 def _out_size(out: Out, tensor: int, name: str) -> int:

@@ -613,7 +613,8 @@ def phi3_v(model: Model, vision: ModelConfig) -> Parts:
     return layered(f"{name}img_processor.vision_model.", tower) + layered(name, ends)
 
 
-_SAM_GLOBAL_LAYERS, _SAM_LAYERS = 4, 12
+_SAM_LAYERS = 12
+_SAM_GLOBAL_EVERY = 3  # the last of three looks at the whole image
 
 
 def deepseek_ocr(model: Model, vision: ModelConfig) -> Parts:
@@ -636,8 +637,15 @@ def deepseek_ocr(model: Model, vision: ModelConfig) -> Parts:
         table("patch_embed.proj.weight", width, 3 * 16 * 16),
         table("patch_embed.proj.bias", width),
         *repeated("blocks", block, _SAM_LAYERS),
-        table("rel_pos", 2 * (_SAM_LAYERS - _SAM_GLOBAL_LAYERS), around_window, head_dim),
-        table("rel_pos_global", 2 * _SAM_GLOBAL_LAYERS, around_image, head_dim),
+        *(
+            table(
+                f"blocks.{number}.attn.rel_pos_{side}",
+                around_window if (number + 1) % _SAM_GLOBAL_EVERY else around_image,
+                head_dim,
+            )
+            for number in range(_SAM_LAYERS)
+            for side in "hw"
+        ),
         table("neck.0.weight", 256, width),
         table("neck.2.weight", 256, 256 * 9),
         *norms(("neck.1", "neck.3"), 256, bias=True),
