@@ -10,7 +10,6 @@ from kvheadroom.capacity.assessment import (
     Reading,
     ReplicaAssessment,
     assess,
-    contradictions,
     withhold_stale,
 )
 from kvheadroom.capacity.facts import EngineFacts
@@ -188,7 +187,7 @@ def test_a_block_size_that_contradicts_the_pools_tokens_is_told_and_nothing_is_m
     seen = result.observation
     assert (seen.used_tokens, seen.free_tokens, seen.pool_bytes, seen.block_size) == (None,) * 4
     assert (seen.num_blocks, seen.pool_tokens, seen.used_blocks) == (128, pool_tokens, 100)
-    (problem,) = contradictions((result,))
+    (problem,) = result.problems
     assert problem.reason is ProblemReason.CONTRADICTION
     assert problem.detail.startswith(f"engine 0: {told}: ")
     # Only max_model_len is counted, from vLLM's own concurrency: 128 blocks / 2.0.
@@ -213,7 +212,7 @@ def test_a_block_size_that_agrees_with_the_pools_tokens_is_used(
 ) -> None:
     engine_facts = facts(gpu="cpu", echoed=SNAPSHOT.echoed, max_model_len=max_model_len)
     result = assess_at(replace(LABEL_ONLY, block_size=block_size, pool_tokens=pool_tokens), engine_facts)
-    assert contradictions((result,)) == ()
+    assert result.problems == ()
     assert (result.observation.used_tokens, result.observation.pool_bytes) == (3200, 128 * 32 * 1024)
 
 
@@ -224,16 +223,16 @@ def test_before_0_32_the_label_is_what_one_gpu_stores_of_a_block() -> None:
         flags={"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
     )
     result = assess_at(replace(LABEL_ONLY, pool_tokens=2 * 4096), shared)
-    assert contradictions((result,)) == ()
+    assert result.problems == ()
     assert (result.observation.block_size, result.observation.used_tokens) == (64, 6400)
 
 
 def test_data_parallel_engines_with_a_few_blocks_more_or_less_are_no_contradiction() -> None:
     # 64 and 66 blocks, told as 130 for both; the tokens are those of the first.
     seen = replace(LABEL_ONLY, num_blocks=65, pool_tokens=2048, max_concurrency=1.0)
-    assert contradictions((assess_at(replace(seen, blocks_are_shared=True)),)) == ()
+    assert assess_at(replace(seen, blocks_are_shared=True)).problems == ()
     wrong = replace(seen, blocks_are_shared=True, block_size=4)
-    assert len(contradictions((assess_at(wrong),))) == 1
+    assert len(assess_at(wrong).problems) == 1
 
 
 @pytest.mark.parametrize("with_label_only", [False, True])
@@ -248,7 +247,7 @@ def test_no_recorded_page_of_a_pool_with_one_group_contradicts_itself(
         known = facts(gpu="cpu", echoed=engine.echoed, max_model_len=length)
         snapshot = replace(engine, attention_block_size=None) if with_label_only else engine
         result = assess_at(snapshot, known)
-        assert contradictions((result,)) == ()
+        assert result.problems == ()
         assert result.observation.block_size == 32
 
 

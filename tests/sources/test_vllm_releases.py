@@ -105,6 +105,25 @@ vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="1000",kv_cach
 kv_cache_max_concurrency="7.8046875",effective_attention_block_size="16"}} 1.0
 """
 
+# Tokens by their source, and the lengths of what finished; 0.16 to 0.19 also told what was computed again.
+BY_SOURCE = "".join(
+    f'vllm:{name}{{engine="0",{MODEL}{more}}} {value}\n'
+    for name, more, value in (
+        ("kv_cache_usage_perc", "", 0.5),
+        ("prompt_tokens_total", "", 5000.0),
+        ("prompt_tokens_cached_total", "", 1800.0),
+        ("prompt_tokens_by_source_total", ',source="local_compute"', 3200.0),
+        ("prompt_tokens_by_source_total", ',source="local_cache_hit"', 1500.0),
+        ("prompt_tokens_by_source_total", ',source="external_kv_transfer"', 300.0),
+        ("prompt_tokens_recomputed_total", "", 7.0),
+        ("request_prompt_tokens_bucket", ',le="+Inf"', 20.0),
+        ("request_prompt_tokens_count", "", 20.0),
+        ("request_prompt_tokens_sum", "", 4800.0),
+        ("request_generation_tokens_count", "", 20.0),
+        ("request_generation_tokens_sum", "", 900.0),
+    )
+)
+
 PAGES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "0.6.6 to 0.10 V0: no engine label, old names, a hit rate instead of counters": (
         V0,
@@ -176,6 +195,21 @@ PAGES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
                 "pool_tokens": 15984,
                 "max_concurrency": 7.8046875,
                 "attention_block_size": 16,
+            }
+        },
+    ),
+    "from 0.16: prompt tokens by their source; the lengths of finished requests in all releases": (
+        BY_SOURCE,
+        {
+            "0": {
+                "prompt_tokens_total": 5000.0,
+                "prompt_tokens_cached_total": 1800.0,
+                "prompt_tokens_local_cache_hit_total": 1500.0,
+                "prompt_tokens_external_kv_transfer_total": 300.0,
+                "finished_requests_total": 20.0,
+                "finished_prompt_tokens_total": 4800.0,
+                "finished_generation_tokens_total": 900.0,
+                "prefix_cache_queries_total": None,
             }
         },
     ),

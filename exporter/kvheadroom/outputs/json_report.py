@@ -11,6 +11,7 @@ from kvheadroom.capacity.assessment import (
     is_stale,
 )
 from kvheadroom.capacity.facts import EngineFacts, Fact
+from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 
 
@@ -219,12 +220,39 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             }
             for row in engine.sessions
         ],
+        "token_occupancy": {
+            "estimate_ratio": engine.occupancy.estimate_ratio,
+            "least_ratio": engine.occupancy.least_ratio,
+            "most_ratio": engine.occupancy.most_ratio,
+            "unknown": engine.occupancy.unknown or None,
+        },
+        "hit_windows": [
+            {
+                "window": window.window,
+                "seconds": window.seconds,
+                "prefix_cache": _hits(window.local),
+                "external_prefix_cache": _hits(window.external),
+            }
+            for window in engine.hit_windows
+        ],
         "snapshot": _snapshot(engine.snapshot),
         "facts": _facts(engine.facts),
         "missing_facts": [
             {"fact": fact.fact, "why": fact.why, "way_out": fact.way_out} for fact in engine.facts.missing
         ],
         "assumed_facts": [{"fact": name, "assumed": what} for name, what in engine.facts.assumed()],
+    }
+
+
+def _hits(hits: Hits | None) -> dict[str, Any] | None:
+    if hits is None:
+        return None
+    return {
+        "ratio": hits.ratio,
+        "hit_tokens": hits.hit_tokens,
+        "lookup_tokens": hits.lookup_tokens,
+        "basis": hits.basis,
+        "doubt": hits.doubt or None,
     }
 
 

@@ -151,7 +151,8 @@ def _pattern_of(tree: Mapping[str, Any]) -> str:
 
 
 _TREE = _tree_of(NAMES)
-_REST_OF_LINE = r"(?![a-zA-Z0-9_:])(?:[^\n]* )?)([^\n]*)"
+# The end of the labels is found with fewer steps back than the last space; a line that has none goes by the space.
+_REST_OF_LINE = r"(?:\{[^\n]*\} |(?![a-zA-Z0-9_:])(?:[^\n]* )?))([^\n]*)"
 _WANTED_LINES = re.compile(rf"(\nvllm[:_]{_TREE}{_REST_OF_LINE}".encode())
 _RAYS_LINES = re.compile(rf"(\nray_vllm[:_]{_TREE}{_REST_OF_LINE}".encode())
 _NAME = re.compile(rf"(ray_)?vllm[:_]({_TREE})(?![a-zA-Z0-9_:])")

@@ -91,9 +91,8 @@ def _read(lines: list[tuple[bytes, bytes]], problems: list[PageProblem]) -> tupl
 
     What stands before the values hardly ever changes between pages, so it is read once and then known again.
     """
-    before = tuple(line[0] for line in lines)
+    before, texts = zip(*lines, strict=True) if lines else ((), ())
     try:
-        texts = [line[1] for line in lines]
         values = list(map(float, texts))
         # float() also takes "1_000", which is no number of the exposition format.
         if sum(map(len, before)) <= _MAX_LAYOUT_BYTES and b"_" not in b"".join(texts):
@@ -156,8 +155,8 @@ class _EngineLayout:
 
     Attributes:
         static: fields of the snapshot that no value decides.
-        single: (field, index) of figures that stand there once.
-        several: (field, indexes) of those that stand there under two names, or once per process.
+        single: (field, index, largest value that can be true) of figures that stand there once.
+        several: (field, indexes) of those that stand there under two names, once per process, or in blocks.
         sleep: index of the sample that tells whether it is awake.
         block_factor: tokens in what the counters of `_ONCE_IN_BLOCKS` count; None where that is not known.
         problems: what cannot be true of its info metric.
@@ -165,7 +164,7 @@ class _EngineLayout:
 
     name: str
     static: Mapping[str, Any]
-    single: tuple[tuple[str, int], ...]
+    single: tuple[tuple[str, int, float], ...]
     several: tuple[tuple[str, tuple[int, ...]], ...]
     sleep: int | None
     block_factor: int | None
@@ -251,11 +250,16 @@ def _engine_layout(
         info = info_of(name, infos, problems)
         static |= info_fields(name, info.labels, engines_with_info, problems)
         block_factor = 1 if "engine" in info.labels else static["block_size"]
+    plain = {
+        target: found[0]
+        for target, found in by_field.items()
+        if len(found) == 1 and series[found[0]].metric not in _ONCE_IN_BLOCKS
+    }
     return _EngineLayout(
         name=name,
         static=static,
-        single=tuple((target, found[0]) for target, found in by_field.items() if len(found) == 1),
-        several=tuple((target, tuple(found)) for target, found in by_field.items() if len(found) > 1),
+        single=tuple((target, index, series[index].most) for target, index in plain.items()),
+        several=tuple((target, tuple(found)) for target, found in by_field.items() if target not in plain),
         sleep=sleep,
         block_factor=block_factor,
         problems=tuple(problems),
@@ -267,12 +271,12 @@ def _snapshot(
 ) -> EngineSnapshot:
     problems += engine.problems
     fields = dict(engine.static)
-    for target, index in engine.single:
-        series, value = layout.series[index], values[index]
-        if 0.0 <= value <= series.most:
-            fields[target] = value if series.metric not in _ONCE_IN_BLOCKS else _tokens(value, engine)
+    for target, index, most in engine.single:
+        value = values[index]
+        if 0.0 <= value <= most:
+            fields[target] = value
         else:
-            problems.append(_impossible(series, value))
+            problems.append(_impossible(layout.series[index], value))
     for target, indexes in engine.several:
         taken = _of_several([(layout.series[index], values[index]) for index in indexes], problems)
         if taken is not None:
