@@ -55,6 +55,23 @@ def test_where_it_cannot_be_estimated_the_reason_is_told(other: dict[str, Any], 
     assert why in occupancy.unknown
 
 
+@pytest.mark.parametrize(
+    ("waiting", "holders"),
+    [
+        ({"requests_waiting_deferred": 3.0, "requests_waiting": 9.0}, 103),
+        # Before 0.20 the queue is not told apart; without a connector none of it holds a block.
+        ({"requests_waiting": 9.0}, 100),
+        ({"requests_waiting": 9.0, "external_prefix_cache_queries_total": 0.0}, 100),
+        ({"requests_waiting": 9.0, "external_prefix_cache_queries_total": 640.0}, 109),
+    ],
+)
+def test_requests_in_the_queue_that_a_connector_may_be_filling_blocks_for_count_as_holders(
+    waiting: dict[str, Any], holders: int
+) -> None:
+    occupancy = assessed(replace(ENGINE, **waiting)).occupancy
+    assert occupancy.least_ratio == pytest.approx((3_200 - holders * 15) / 4_800)
+
+
 def test_an_idle_pool_holds_no_tokens() -> None:
     occupancy = assessed(replace(ENGINE, kv_usage_ratio=0.0, requests_running=0.0)).occupancy
     assert (occupancy.estimate_ratio, occupancy.unknown) == (0.0, "")

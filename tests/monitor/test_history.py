@@ -42,6 +42,10 @@ def test_a_window_is_known_once_it_reaches_back_whole() -> None:
     assert starts(history(every(5.0, 10_000.0))) == {"1m": 9_940.0, "5m": 9_700.0, "1h": 6_420.0}
 
 
+def test_a_scrape_that_comes_a_little_late_does_not_shorten_a_window_by_an_interval() -> None:
+    assert starts(history([*every(30.0, 270.0), 301.2], 30.0)) == {"1m": 240.0, "5m": 0.0}
+
+
 def test_a_window_begins_with_what_the_page_said_then() -> None:
     kept = history(every(5.0, 59.0))
     kept.add(said(None, usage=0.75), START + 60.0, 100.0)

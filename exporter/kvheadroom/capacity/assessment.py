@@ -17,7 +17,13 @@ from kvheadroom.capacity.history import Moment, growth, growth_since_start
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
 from kvheadroom.capacity.prediction import Prediction, predict
-from kvheadroom.capacity.prefix_cache import FINDINGS_WINDOW, HitWindow, findings, hit_windows
+from kvheadroom.capacity.prefix_cache import (
+    FINDINGS_WINDOW,
+    HitWindow,
+    findings,
+    hit_granularity,
+    hit_windows,
+)
 from kvheadroom.capacity.readings import (
     EngineSnapshot,
     FailureReason,
@@ -267,7 +273,9 @@ def assess(
     observation = observe(snapshot, facts, prediction.layout)
     growths = {name: growth(moment, snapshot, reading.taken_at) for name, moment in reading.past.items()}
     lengths_of = growths.get(FINDINGS_WINDOW) or growth_since_start(snapshot)
-    granularity = snapshot.prefix_match_unit or observation.block_size
+    granularity = None
+    if observation.contradiction is None:
+        granularity = hit_granularity(snapshot, facts.decode_context_parallel_size.value)
     return Assessment(
         facts=facts,
         snapshot=snapshot,

@@ -50,8 +50,8 @@ def estimate_occupancy(
     room = used + observation.free_tokens
     if used == 0:
         return TokenOccupancy(estimate_ratio=0.0, least_ratio=0.0, most_ratio=0.0)
-    # Deferred requests may hold blocks that a connector fills; a draft's tokens have room kept ahead of them.
-    holders = running + (snapshot.requests_waiting_deferred or 0.0)
+    # A draft's tokens have room kept ahead of them.
+    holders = running + _waiting_with_blocks(snapshot)
     if holders == 0:
         return TokenOccupancy(unknown="blocks are in use although no request runs")
     empty_at_most = holders * (observation.block_size - 1 + facts.draft.lookahead_tokens)
@@ -68,6 +68,13 @@ def estimate_occupancy(
     if guess is None:
         return _with(bounds, None, "too few requests have finished to tell their lengths")
     return _with(bounds, None, "running requests are not as long as those that finished, or share blocks")
+
+
+def _waiting_with_blocks(snapshot: EngineSnapshot) -> float:
+    """Requests in the queue that may hold blocks which a connector fills: deferred ones, or any where that is not told."""
+    if snapshot.requests_waiting_deferred is not None:
+        return snapshot.requests_waiting_deferred
+    return snapshot.requests_waiting or 0.0 if snapshot.external_prefix_cache_queries_total else 0.0
 
 
 def _with(bounds: TokenOccupancy, estimate_ratio: float | None, unknown: str) -> TokenOccupancy:

@@ -19,7 +19,7 @@ LOOKUPS, BY_SOURCE = "prefix_cache_queries", "prompt_tokens_by_source"
 FINDINGS_WINDOW = "5m"
 ENOUGH_REQUESTS = 10
 """A mean over fewer finished requests tells little of those that run."""
-COUNTED_AGAIN_FACTOR = 1.5
+COUNTED_AGAIN_FACTOR = 1.2
 """Look-ups of so many times the prompts: more than what is being prefilled at the window's ends explains."""
 
 
@@ -105,10 +105,26 @@ def page_findings(page: VllmPage) -> tuple[PageProblem, ...]:
         for found in findings(
             engine,
             rules_for(None),
-            engine.prefix_match_unit or engine.attention_block_size or engine.block_size,
+            hit_granularity(engine, context_parallel=1),
             {},
         )
     )
+
+
+def hit_granularity(engine: EngineSnapshot, context_parallel: int) -> int | None:
+    """Tokens that a prefix hit is at least a multiple of; None where the page tells no block size.
+
+    One block where all layers share a size. Where layers differ, hits lie on the largest common divisor of their sizes or
+    on the least common multiple (v1/core/kv_cache_utils.py resolve_cache_hit_alignment_tokens): the smallest that is told.
+
+    Args:
+        context_parallel: GPUs over which the tokens of a block are spread.
+    """
+    if engine.prefix_match_unit is not None:
+        return engine.prefix_match_unit
+    of_a_gpu = None if engine.block_size is None else engine.block_size * context_parallel
+    told = [size for size in (of_a_gpu, engine.attention_block_size) if size is not None]
+    return min(told, default=None)
 
 
 _INFLATED = (
@@ -160,12 +176,13 @@ def _counted_again(grown: Growth) -> bool:
 def _local_is_not_wired(now: EngineSnapshot) -> bool:
     """Whether prompts were found in the engine's cache that its hit counter has never counted.
 
-    Up to 0.19 a prompt of one token counts as found there, but not as cached: both have to tell it.
+    Up to 0.19 a prompt of one token counts as found there, but not as cached: what is cached and not transferred has to
+    tell it as well.
     """
     return (
         now.prefix_cache_hits_total == 0
         and bool(now.prompt_tokens_local_cache_hit_total)
-        and bool(now.prompt_tokens_cached_total)
+        and (now.prompt_tokens_cached_total or 0) > (now.prompt_tokens_external_kv_transfer_total or 0)
     )
 
 

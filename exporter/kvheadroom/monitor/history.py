@@ -80,7 +80,7 @@ class EngineHistory:
         if rows and row[0] - rows[-1][0] < step - min(step, self._interval) / 4:
             return
         rows.append(row)
-        needed = bisect_left(rows, row[0] - seconds - step, key=_instant)
+        needed = bisect_left(rows, row[0] - seconds - max(step, self._interval), key=_instant)
         del rows[:needed]
 
     def _at(self, seconds: float) -> "Row | None":
