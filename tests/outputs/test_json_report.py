@@ -67,6 +67,9 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         }
     ]
     assert gqa["engines"][0]["hit_windows"] == []
+    assert gqa["kv_usage_of_engines"] is None
+    assert dp2["kv_usage_of_engines"] == {"max_ratio": 0, "mean_ratio": 0}
+    assert gqa["engines"][0]["observed"]["unknown"] is None
     assert gqa["engines"][0]["token_occupancy"] == {
         "estimate_ratio": None,
         # 17 requests hold 125 of 127 blocks: at most 17 x 31 of their 4,000 tokens are empty.

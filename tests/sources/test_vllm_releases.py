@@ -270,12 +270,27 @@ def test_nothing_of_a_release_is_a_problem(name: str) -> None:
 def test_a_gauge_per_process_is_told_and_not_compared_with_the_one_that_is_not() -> None:
     (problem,) = read(PER_PROCESS).problems
     assert problem.reason is ProblemReason.DUPLICATE_SERIES
-    assert "kv_cache_usage_perc stands there more than once" in problem.detail
+    assert "kv_cache_usage_perc stands there 2 times, once for each process" in problem.detail
 
 
 def test_without_the_other_spelling_the_largest_of_the_processes_counts() -> None:
     alone = PER_PROCESS[PER_PROCESS.index("\n") + 1 :]
     assert engines(alone)["0"].kv_usage_ratio == 0.9
+
+
+def test_under_ray_serve_a_gauge_that_each_rank_repeats_counts_once_and_is_not_added_up() -> None:
+    labels = f'engine="0",{MODEL},application="llm",deployment="LLMServer",replica="llm#LLMServer#r1"'
+    page = read(
+        "".join(
+            f'ray_vllm_kv_cache_usage_perc{{{labels},WorkerId="w{rank}"}} 0.25\n'
+            f'ray_vllm_num_requests_running{{{labels},WorkerId="w{rank}"}} 3.0\n'
+            for rank in range(4)
+        )
+    )
+    (engine,) = page.engines
+    assert (engine.kv_usage_ratio, engine.requests_running) == (0.25, 3.0)
+    assert [problem.reason for problem in page.problems] == [ProblemReason.DUPLICATE_SERIES] * 2
+    assert "kv_cache_usage_perc stands there 4 times; the largest value is taken" in page.problems[0].detail
 
 
 def test_blocks_of_a_data_parallel_server_under_ray_are_shared_among_its_own_engines() -> None:

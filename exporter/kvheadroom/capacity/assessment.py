@@ -125,6 +125,14 @@ class SourceStatus:
         return self.failure is None
 
 
+@dataclass(frozen=True, slots=True)
+class UsageOfEngines:
+    """KV usage of several engines, 0-1: one full pool preempts however empty the others are, so no mean stands alone."""
+
+    max_ratio: float
+    mean_ratio: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAssessment:
     """One vLLM server (one URL) and its engines.
@@ -160,6 +168,12 @@ class ReplicaAssessment:
     def attempted(self) -> bool:
         """Whether the first scrape is over, well or badly."""
         return bool(self.sources)
+
+    @property
+    def usage(self) -> "UsageOfEngines | None":
+        """How full its pools are; None with fewer than two engines that tell it."""
+        told = [usage for one in self.engines if (usage := one.snapshot.kv_usage_ratio) is not None]
+        return UsageOfEngines(max(told), sum(told) / len(told)) if len(told) > 1 else None
 
     @property
     def sleeps(self) -> bool:

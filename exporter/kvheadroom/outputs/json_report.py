@@ -103,6 +103,8 @@ def _replica(replica: ReplicaAssessment, now: float) -> dict[str, Any]:
             for status in replica.sources
         ],
         "problems": [{"reason": str(p.reason), "detail": p.detail} for p in replica.problems],
+        "kv_usage_of_engines": replica.usage
+        and {"max_ratio": replica.usage.max_ratio, "mean_ratio": replica.usage.mean_ratio},
         "engines": [_engine(engine, now) for engine in replica.engines],
     }
 
@@ -200,6 +202,7 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             "free_blocks": observation.free_blocks,
             "used_tokens": observation.used_tokens,
             "free_tokens": observation.free_tokens,
+            "unknown": observation.unknown,
         },
         "difference": engine.difference
         and {

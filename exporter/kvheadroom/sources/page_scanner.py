@@ -123,8 +123,9 @@ def _series(metric: str, labels: Mapping[str, str], *, by_ray: bool) -> Series:
             field, most = wanted.field, wanted.most
     server, engine = "", labels.get("engine", "0")
     if by_ray:
-        # Ray's agents tell of all servers on their machine (v1/metrics/ray_wrappers.py; ReplicaId from 0.12).
-        server = labels.get("ReplicaId") or labels.get("WorkerId") or ""
+        # Ray's agents tell of all servers on their machine (v1/metrics/ray_wrappers.py; ReplicaId from 0.12). Ray Serve
+        # calls a server `replica`; its ranks are workers that each repeat its figures.
+        server = labels.get("ReplicaId") or labels.get("replica") or labels.get("WorkerId") or ""
         engine = f"{server}/{engine}" if server else engine
     return Series(metric, labels, server, engine, field, most)
 

@@ -43,6 +43,7 @@ MAX_ENGINES = 1024
 MAX_WANTED_LINES = 32 * MAX_ENGINES
 _MAX_PROBLEMS = 20
 _START = b"process_start_time_seconds "
+_ANY_FAMILY = re.compile(rb"^# (?:HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]{0,80})", re.MULTILINE)
 # A family that is declared but has no samples yet is vLLM all the same.
 _ANY_VLLM = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:ray_)?vllm[:_]", re.MULTILINE)
 
@@ -138,10 +139,10 @@ def _what_is_it(body: bytes) -> SourceFailure:
         detail = "the answer is empty; is this vLLM's /metrics?"
     elif head.startswith(b"<"):
         detail = "the answer is an HTML page; is this vLLM's address?"
-    elif re.search(rb"^# (?:HELP|TYPE) ", body, re.MULTILINE):
+    elif family := _ANY_FAMILY.search(body):
         reason = FailureReason.NO_VLLM_METRICS
         detail = (
-            "the answer is a metrics page without any vllm: metric; "
+            f"the answer is a metrics page without any vllm: metric, of {family[1].decode()} and others; "
             "another program, or vLLM with --disable-log-stats"
         )
     else:
@@ -298,28 +299,31 @@ def _of_several(samples: list[tuple[Series, float]], problems: list[PageProblem]
     taken. Of two names the newer counts, unless it alone is repeated so (`kv_cache_usage_perc` in 0.9.2 to 0.10.2,
     which lacks the mode that `gpu_cache_usage_perc` has there).
     """
+    engine = samples[0][0].engine
     largest: dict[str, float] = {}
+    times: Counter[str] = Counter()
     repeated: set[str] = set()
     for series, value in samples:
         metric = series.metric
         if not 0.0 <= value <= series.most:
             problems.append(_impossible(series, value))
             continue
-        if metric in largest:
-            detail = (
-                f"engine {series.engine}: {metric} stands there more than once; the largest value is taken"
-            )
-            problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
         if "pid" in series.labels:
             repeated.add(metric)
+        times[metric] += 1
         largest[metric] = max(largest.get(metric, 0.0), value)
+    for metric, count in times.items():
+        if count > 1:
+            why = ", once for each process (a multi-process gauge)" if metric in repeated else ""
+            detail = f"engine {engine}: {metric} stands there {count} times{why}; the largest value is taken"
+            problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
     if not largest:
         return None
     (taken, value), *others = sorted(largest.items(), key=lambda item: (item[0] in repeated, RANK[item[0]]))
     for name, other in others:
         if other != value and (name in repeated) == (taken in repeated):
             detail = (
-                f"engine {samples[0][0].engine}: {taken} = {value} and {name} = {other} are the same figure; "
+                f"engine {engine}: {taken} = {value} and {name} = {other} are the same figure; "
                 "the first is taken"
             )
             problems.append(PageProblem(ProblemReason.DIFFERING_NAMES, detail))
