@@ -50,6 +50,20 @@ PAGES = {
         b'vllm:num_requests_running{engine="%d"} 1\n' % engine for engine in range(3000)
     ),
     "nothing but lines": b"vllm:x 1\n" + b"\n" * 3_000_000,
+    "negative usage": re.sub(
+        rb"(vllm:kv_cache_usage_perc\{.*\}) .*", rb"\1 -0.3875", capture("gqa_light_steady")
+    ),
+    "one gauge per process": b"".join(
+        b'vllm:kv_cache_usage_perc{engine="0",pid="%d"} %s\n' % (pid, b"0.653" if pid == 4 else b"0.0")
+        for pid in range(8)
+    ),
+    "no blocks told": with_info("num_gpu_blocks", "None"),
+    "a native histogram": capture("gqa_light_steady")
+    + b'vllm:request_prompt_tokens{engine="0"} {count:4,sum:2.5,schema:3,positive_spans:[0:2]}\n',
+    "hits not wired": re.sub(
+        rb"(vllm:prefix_cache_hits_total\{.*\}) .*", rb"\1 0.0", capture("gqa_prefix_reuse")
+    ),
+    "declared, no samples": b"# HELP vllm:kv_cache_usage_perc x\n# TYPE vllm:kv_cache_usage_perc gauge\n",
     "huge counters": capture("gqa_light_steady").replace(b"} 0.0\n", b"} 1e300\n"),
 }
 CONFIGS: dict[str, dict[str, object]] = {

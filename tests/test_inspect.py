@@ -1,6 +1,7 @@
 """`kvheadroom inspect`: one page in, one record per engine out, JSON on standard output alone."""
 
 import json
+import re
 import subprocess
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -62,6 +63,22 @@ def test_problems_are_told_and_end_with_1() -> None:
     report = json.loads(run.stdout)
     assert [problem["reason"] for problem in report["problems"]] == ["bad_line"]
     assert b"bad_line" in run.stderr
+
+
+def test_hit_counters_that_mislead_are_told_where_one_page_is_enough() -> None:
+    page = re.sub(rb"(vllm:prefix_cache_hits_total\{[^}]*\}) .*", rb"\1 0.0", capture("gqa_prefix_reuse"))
+    run = inspect("-", "--json", stdin=page)
+    assert run.returncode == 1
+    (problem,) = json.loads(run.stdout)["problems"]
+    assert problem["reason"] == "counter_not_wired"
+    assert problem["detail"].startswith("engine 0: prefix_cache_hits_total stays 0 while")
+    assert b"counter_not_wired" in run.stderr
+    # The same prompts in a pool whose blocks are longer than they are.
+    longer = page.replace(b'"32"', b'"784"').replace(b"local_cache_hit", b"local_compute")
+    run = inspect("-", "--json", stdin=longer)
+    (problem,) = json.loads(run.stdout)["problems"]
+    assert problem["reason"] == "below_one_block"
+    assert "only whole blocks of 784 are found again; prefix caching is on" in problem["detail"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -435,6 +436,7 @@ async def _serve_until_stopped(
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
+    from kvheadroom.capacity.prefix_cache import page_findings
     from kvheadroom.capacity.readings import SourceFailure
     from kvheadroom.lab.recordings import is_meant_as_recording
     from kvheadroom.outputs.json_report import inspect_report, to_json
@@ -452,6 +454,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     page = parse_page(body)
     if isinstance(page, SourceFailure):
         raise OperatorError(f"{source}: {page.detail}")
+    page = replace(page, problems=(*page.problems, *page_findings(page)))
     if arguments.json:
         print(to_json(inspect_report(source, page), indent=2))
     else:

@@ -1,6 +1,7 @@
 """From one reading to everything that is said about an engine."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,13 +11,13 @@ from kvheadroom.capacity.assessment import (
     Reading,
     ReplicaAssessment,
     assess,
-    contradictions,
     withhold_stale,
 )
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot, ProblemReason, VllmPage
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA, facts
+from tests.capacity.truth import BY_ID
 from tests.conftest import capture, capture_names
 
 # The pool of the recorded tiny server: 128 blocks of 32 tokens.
@@ -31,6 +32,8 @@ SNAPSHOT = EngineSnapshot(
     kv_usage_ratio=100 / 127,
     echoed=EchoedFlags(kv_cache_dtype="auto", kv_cache_memory_bytes=4 << 20, block_size=32),
 )
+# Pages of before 0.32, which tell a block's tokens by the label block_size alone.
+LABEL_ONLY = replace(SNAPSHOT, attention_block_size=None)
 ODD_LENGTHS = (97, 1000, 262_144)
 
 
@@ -122,6 +125,46 @@ def test_blocks_are_no_tokens_where_layers_keep_different_ones() -> None:
     assert (seen.num_blocks, seen.pool_tokens, seen.pool_tokens_basis) == (128, None, None)
 
 
+@pytest.mark.parametrize("version", ["0.11.2", "0.19.0"])
+def test_a_hybrids_stale_block_size_makes_no_tokens_where_the_release_tells_none(version: str) -> None:
+    # Before 0.20 the label kept the 16 of before the blocks were enlarged to hold a state.
+    hybrid = BY_ID["granite4-h-small-tp1"]["config"]
+    old = replace(SNAPSHOT, block_size=16, attention_block_size=None, pool_tokens=None, max_concurrency=None)
+    result = assess_at(old, facts(gpu="H100", config=hybrid, version=version))
+    seen = result.observation
+    assert (seen.pool_tokens, seen.used_tokens, seen.free_tokens, seen.pool_bytes) == (None,) * 4
+    assert (seen.num_blocks, seen.used_blocks) == (128, 100)
+    assert result.occupancy.estimate_ratio is None
+
+
+@pytest.mark.parametrize("told", [{}, {"num_blocks": None, "kv_usage_ratio": 0.5}])
+def test_a_server_that_tells_no_blocks_has_an_unknown_capacity_with_its_reason_and_divides_by_nothing(
+    told: dict[str, Any],
+) -> None:
+    result = assess_at(EngineSnapshot(engine="0", block_size=16, **told))
+    seen = result.observation
+    assert seen.unknown is not None
+    assert seen.unknown.startswith("the server's page does not tell how many blocks the pool has")
+    assert (seen.num_blocks, seen.pool_tokens, seen.used_blocks, seen.free_blocks) == (None,) * 4
+    assert result.sessions == ()
+    assert result.occupancy.estimate_ratio is None
+    assert assess_at(SNAPSHOT).observation.unknown is None
+    assert assess_at(replace(SNAPSHOT, num_blocks=None)).observation.unknown is None
+
+
+def test_blocks_that_make_the_tokens_of_the_log_agree_to_the_token() -> None:
+    # 15,709 blocks of 16: the log says 251,344 tokens.
+    told = replace(
+        LABEL_ONLY, num_blocks=15_709, block_size=16, pool_tokens=251_344, max_concurrency=15_709 / 128, kv_usage_ratio=0.5,
+        echoed=EchoedFlags(num_gpu_blocks_override=15_709, block_size=16),
+    )  # fmt: skip
+    result = assess_at(told)
+    assert result.problems == ()
+    assert (result.observation.pool_tokens, result.observation.used_tokens) == (251_344, 7_854 * 16)
+    assert result.difference is not None
+    assert (result.difference.tokens, result.difference.blocks, result.difference.ratio) == (0, 0, 0.0)
+
+
 def test_absent_gauges_stay_absent() -> None:
     result = assess_at(EngineSnapshot(engine="1", echoed=SNAPSHOT.echoed))
     seen = result.observation
@@ -164,10 +207,6 @@ def test_with_context_parallelism_a_block_holds_more_tokens_than_one_gpu_stores(
     assert seen.used_tokens == 100 * 128
 
 
-# Pages of before 0.32, which tell a block's tokens by the label block_size alone.
-LABEL_ONLY = replace(SNAPSHOT, attention_block_size=None)
-
-
 @pytest.mark.parametrize(
     ("block_size", "pool_tokens", "told"),
     [
@@ -188,7 +227,8 @@ def test_a_block_size_that_contradicts_the_pools_tokens_is_told_and_nothing_is_m
     seen = result.observation
     assert (seen.used_tokens, seen.free_tokens, seen.pool_bytes, seen.block_size) == (None,) * 4
     assert (seen.num_blocks, seen.pool_tokens, seen.used_blocks) == (128, pool_tokens, 100)
-    (problem,) = contradictions((result,))
+    assert seen.pool_tokens_basis == "kv_cache_size_tokens"
+    (problem,) = result.problems
     assert problem.reason is ProblemReason.CONTRADICTION
     assert problem.detail.startswith(f"engine 0: {told}: ")
     # Only max_model_len is counted, from vLLM's own concurrency: 128 blocks / 2.0.
@@ -213,7 +253,7 @@ def test_a_block_size_that_agrees_with_the_pools_tokens_is_used(
 ) -> None:
     engine_facts = facts(gpu="cpu", echoed=SNAPSHOT.echoed, max_model_len=max_model_len)
     result = assess_at(replace(LABEL_ONLY, block_size=block_size, pool_tokens=pool_tokens), engine_facts)
-    assert contradictions((result,)) == ()
+    assert result.problems == ()
     assert (result.observation.used_tokens, result.observation.pool_bytes) == (3200, 128 * 32 * 1024)
 
 
@@ -224,16 +264,16 @@ def test_before_0_32_the_label_is_what_one_gpu_stores_of_a_block() -> None:
         flags={"tensor_parallel_size": 4, "decode_context_parallel_size": 2},
     )
     result = assess_at(replace(LABEL_ONLY, pool_tokens=2 * 4096), shared)
-    assert contradictions((result,)) == ()
+    assert result.problems == ()
     assert (result.observation.block_size, result.observation.used_tokens) == (64, 6400)
 
 
 def test_data_parallel_engines_with_a_few_blocks_more_or_less_are_no_contradiction() -> None:
     # 64 and 66 blocks, told as 130 for both; the tokens are those of the first.
     seen = replace(LABEL_ONLY, num_blocks=65, pool_tokens=2048, max_concurrency=1.0)
-    assert contradictions((assess_at(replace(seen, blocks_are_shared=True)),)) == ()
+    assert assess_at(replace(seen, blocks_are_shared=True)).problems == ()
     wrong = replace(seen, blocks_are_shared=True, block_size=4)
-    assert len(contradictions((assess_at(wrong),))) == 1
+    assert len(assess_at(wrong).problems) == 1
 
 
 @pytest.mark.parametrize("with_label_only", [False, True])
@@ -248,7 +288,7 @@ def test_no_recorded_page_of_a_pool_with_one_group_contradicts_itself(
         known = facts(gpu="cpu", echoed=engine.echoed, max_model_len=length)
         snapshot = replace(engine, attention_block_size=None) if with_label_only else engine
         result = assess_at(snapshot, known)
-        assert contradictions((result,)) == ()
+        assert result.problems == ()
         assert result.observation.block_size == 32
 
 

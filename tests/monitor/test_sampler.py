@@ -362,6 +362,74 @@ def test_a_contradiction_within_a_page_is_a_problem_of_the_replica(outside: Outs
     assert outside.tick(replace(PAGE, engines=(told,))).events == ()
 
 
+def looked_up(queries: float, hits: float, **more: float) -> VllmPage:
+    return working(prefix_cache_queries_total=queries, prefix_cache_hits_total=hits, **more)
+
+
+def windows(replica: ReplicaAssessment) -> dict[str, float]:
+    """The hit rate of each window that is known."""
+    (engine,) = replica.engines
+    return {one.window: one.local.ratio for one in engine.hit_windows if one.local is not None}
+
+
+def test_hit_rates_are_of_their_window_alone_and_begin_anew_after_a_restart(outside: Outside) -> None:
+    # Half of what is asked for is found; from the sixtieth tick (295 s) on nothing.
+    for tick in range(1, 61):
+        replica = outside.tick(looked_up(100.0 * tick, 50.0 * tick))
+    assert windows(replica) == {"1m": 0.5, "5m": pytest.approx(0.5)}
+    for tick in range(61, 73):
+        replica = outside.tick(looked_up(100.0 * tick, 3_000.0))
+    assert windows(replica) == {"1m": 0.0, "5m": pytest.approx(0.4)}
+    restarted = replace(looked_up(10.0, 0.0), process_start_time_seconds=200.0)
+    assert windows(outside.tick(restarted)) == {}
+
+
+def test_hit_rates_are_unknown_across_a_gap_and_while_nothing_is_looked_up(outside: Outside) -> None:
+    for tick in range(1, 21):
+        replica = outside.tick(looked_up(100.0 * tick, 50.0 * tick))
+    assert windows(replica) == {"1m": 0.5}
+    # Nothing is asked for in the last minute: neither 0 nor what was.
+    for _ in range(12):
+        replica = outside.tick()
+    assert windows(replica) == {}
+    for tick in range(21, 41):
+        replica = outside.tick(looked_up(100.0 * tick, 50.0 * tick))
+    for _ in range(3):
+        outside.tick(REFUSED)
+    replica = outside.tick(looked_up(10_000.0, 9_000.0))
+    assert windows(replica) == {}
+
+
+def test_hit_counters_that_mislead_are_problems_of_the_replica_with_their_reason(outside: Outside) -> None:
+    outside.version = "0.10.2"
+    for tick in range(1, 62):
+        replica = outside.tick(
+            looked_up(100.0 * tick, 32.0 * tick, preemptions_total=float(max(0, tick - 30)))
+        )
+    (problem,) = replica.problems
+    assert problem.reason is ProblemReason.INFLATED_BY_RECOMPUTE
+    assert problem.detail.startswith("engine 0: 31 preemptions in the last 5 minutes")
+    # Before five minutes are over nothing is known to rise; the scrape at 295 s is near enough.
+    assert dict(replica.problems_total)[ProblemReason.INFLATED_BY_RECOMPUTE] == 2
+    # Five minutes without a preemption: what is found again now is found by new requests.
+    for tick in range(62, 123):
+        replica = outside.tick(looked_up(100.0 * tick, 32.0 * tick, preemptions_total=31.0))
+    assert replica.problems == ()
+
+
+def test_what_is_remembered_of_an_engine_goes_with_it(outside: Outside) -> None:
+    def page(*names: str, tokens: float) -> VllmPage:
+        (one,) = looked_up(tokens, 0.0).engines
+        return replace(PAGE, engines=tuple(replace(one, engine=name) for name in names))
+
+    for tick in range(20):
+        replica = outside.tick(page("0", "1", tokens=100.0 * tick))
+    assert [bool(engine.hit_windows) for engine in replica.engines] == [True, True]
+    outside.tick(page("0", tokens=5_000.0))
+    replica = outside.tick(page("0", "1", tokens=5_100.0))
+    assert [bool(engine.hit_windows) for engine in replica.engines] == [True, False]
+
+
 def test_metrics_that_vanish_are_told_by_their_names_until_they_are_back(outside: Outside) -> None:
     whole = replace(PAGE, metrics=frozenset({"vllm:a", "vllm:b_total", "vllm:c"}))
     poor = replace(whole, metrics=frozenset({"vllm:b_total"}))

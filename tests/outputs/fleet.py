@@ -24,7 +24,9 @@ from kvheadroom.capacity.gpu_assignment import (
     Unassigned,
 )
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, XidCount
+from kvheadroom.capacity.history import KEPT, Moment
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
+from kvheadroom.capacity.release_rules import rules_for
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.conftest import capture
@@ -33,11 +35,29 @@ NOW = 1_795_990_000.0
 UP = tuple(SourceStatus(source=s, failure=None) for s in ("metrics", "version", "models", "model_files"))
 
 
-def replica(
-    name: str, page_name: str, *, known_model: bool = True, age: float = 1.25, max_model_len: int = 2048
-) -> ReplicaAssessment:
+def read(page_name: str) -> VllmPage:
     page = parse_page(capture(page_name))
     assert isinstance(page, VllmPage)
+    return page
+
+
+def minute_ago(page_name: str, age: float) -> dict[str, Moment]:
+    """An earlier page of the same server, as the beginning of a window."""
+    (engine,) = read(page_name).engines
+    told = {name: getattr(engine, name) for name in KEPT}
+    return {"1m": Moment(NOW - age - 60.0, {name: n for name, n in told.items() if n is not None})}
+
+
+def replica(
+    name: str,
+    page_name: str,
+    *,
+    known_model: bool = True,
+    age: float = 1.25,
+    max_model_len: int = 2048,
+    before: str | None = None,
+) -> ReplicaAssessment:
+    page = read(page_name)
     engines = tuple(
         assess(
             Reading(
@@ -52,6 +72,7 @@ def replica(
                 ),
                 snapshot=engine,
                 taken_at=NOW - age,
+                past={} if before is None else minute_ago(before, age),
             ),
             (1024, 262_144),
         )
@@ -67,6 +88,23 @@ def replica(
         scrape_duration_seconds=0.0153,
         last_success_at=NOW - age,
     )
+
+
+def inflated() -> ReplicaAssessment:
+    """A replica whose hits are those of preempted requests, and whose release counts them."""
+    old = replica("old", "gqa_prefix_reuse", before="gqa_idle_fresh")
+    (engine,) = old.engines
+    reading = Reading(
+        facts=replace(engine.facts, rules=rules_for("0.10.2")),
+        # That release has no other counter to go by.
+        snapshot=replace(engine.snapshot, prompt_tokens_local_cache_hit_total=None),
+        taken_at=engine.taken_at,
+        past={
+            name: moment for name in ("1m", "5m") for moment in minute_ago("gqa_idle_fresh", 1.25).values()
+        },
+    )
+    again = assess(reading, ())
+    return replace(old, engines=(again,), problems=again.problems)
 
 
 def fleet() -> FleetAssessment:
@@ -101,6 +139,7 @@ def fleet() -> FleetAssessment:
                 failures_total=((("metrics", FailureReason.REFUSED), 12),),
             ),
             ReplicaAssessment(replica="new", url="http://new:8000", interval_seconds=5.0),
+            replica("offload", "offload_lab.loaded", max_model_len=1024, before="offload_lab.after"),
         ),
         gpus=GpuAssessment(
             reading=GpuReading(

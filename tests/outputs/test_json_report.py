@@ -33,9 +33,10 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert report["gpus"]["unassigned"] == [{"replica": "new", "why": "new is not known to be this machine"}]
     assert report["gpus"]["failures"][0]["reason"] == "lost"
     assert report["config_fault"] == "/etc/kvheadroom.yaml: replicas[0].url: no"
-    gqa, dp2, hub, down, new = report["replicas"]
-    assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0]
-    assert [r["state"] for r in report["replicas"]] == ["serving", "serving", "serving", "down", None]
+    gqa, dp2, hub, down, new, offload = report["replicas"]
+    assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0, 1]
+    states = [r["state"] for r in report["replicas"]]
+    assert states == ["serving", "serving", "serving", "down", None, "serving"]
     assert gqa["restarts_total"] == 1
     assert gqa["events"][0]["kind"] == "restarted"
     engine = gqa["engines"][0]
@@ -51,6 +52,31 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert hub["engines"][0]["missing_facts"][0]["fact"] == "model_files"
     assert (down["stale"], down["sources"][0]["reason"]) == (True, "refused")
     assert (new["last_success_at"], new["sources"]) == (None, [])
+    basis = {"basis": "prefix_cache_queries", "doubt": None}
+    assert offload["engines"][0]["hit_windows"] == [
+        {
+            "window": "1m",
+            "seconds": 60,
+            "prefix_cache": {"ratio": 0, "hit_tokens": 0, "lookup_tokens": 11_520, **basis},
+            "external_prefix_cache": {
+                "ratio": pytest.approx(2 / 3),
+                "hit_tokens": 7_680,
+                "lookup_tokens": 11_520,
+                **basis,
+            },
+        }
+    ]
+    assert gqa["engines"][0]["hit_windows"] == []
+    assert gqa["kv_usage_of_engines"] is None
+    assert dp2["kv_usage_of_engines"] == {"max_ratio": 0, "mean_ratio": 0}
+    assert gqa["engines"][0]["observed"]["unknown"] is None
+    assert gqa["engines"][0]["token_occupancy"] == {
+        "estimate_ratio": None,
+        # 17 requests hold 125 of 127 blocks: at most 17 x 31 of their 4,000 tokens are empty.
+        "least_ratio": pytest.approx((4_000 - 17 * 31) / 4_064),
+        "most_ratio": pytest.approx(4_000 / 4_064),
+        "unknown": "running requests are not as long as those that finished, or share blocks",
+    }
 
 
 def test_whole_numbers_carry_no_point_and_others_keep_theirs() -> None:

@@ -1,9 +1,11 @@
 """Our own /metrics: every family from the catalogue, absent is absent, both formats, no duplicates."""
 
 import itertools
+import json
 import re
 from dataclasses import replace
 
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -11,18 +13,19 @@ from kvheadroom.capacity.assessment import FleetAssessment, GpuAssessment, withh
 from kvheadroom.capacity.gpu_assignment import GpuAssignments, NotHere
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
 from kvheadroom.outputs.check_report import check_report
-from kvheadroom.outputs.json_report import status_report
+from kvheadroom.outputs.json_report import status_report, to_json
 from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, PREFIX
 from kvheadroom.outputs.prometheus import exposition
 from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
-from tests.outputs.fleet import NOW, fleet
+from tests.outputs.fleet import NOW, fleet, inflated
+from tests.outputs.fleet import replica as replica_of
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def page(accept: str = "") -> str:
-    body, _ = exposition(withhold_stale(fleet(), NOW), NOW, accept)
+def page(accept: str = "", shown: FleetAssessment | None = None) -> str:
+    body, _ = exposition(withhold_stale(shown or fleet(), NOW), NOW, accept)
     return body.decode()
 
 
@@ -78,6 +81,38 @@ def test_a_sample_is_the_number_that_the_engine_said() -> None:
     assert of("replica_restarts_total", replica="gqa") == 1
     assert of("config_last_reload_successful") == 0
     assert of("config_last_reload_success_timestamp_seconds") == NOW - 3600
+
+
+def test_hit_ratios_are_given_by_window_and_only_where_the_counters_count_no_more_than_that() -> None:
+    assert of("prefix_cache_hit_ratio", replica="offload", window="1m") == 0
+    assert of("external_prefix_cache_hit_ratio", replica="offload", window="1m") == pytest.approx(2 / 3)
+    # Windows that are not full yet, and engines of which nothing is remembered.
+    assert of("prefix_cache_hit_ratio", replica="offload", window="5m") is None
+    assert of("prefix_cache_hit_ratio", replica="gqa") is None
+    assert of("token_occupancy_estimate_ratio", replica="hub") == pytest.approx(0.557, abs=0.001)
+    assert of("kv_usage_ratio", replica="hub") == pytest.approx(77 / 127)
+    assert of("token_occupancy_estimate_ratio", replica="gqa") is None
+
+
+def test_where_nothing_is_looked_up_there_is_no_hit_ratio_and_no_0() -> None:
+    quiet = replica_of("quiet", "gqa_prefix_reuse", before="gqa_prefix_reuse")
+    text = page(shown=FleetAssessment((quiet,)))
+    assert "kvheadroom_prefix_cache_queries_tokens_total{" in text
+    assert "_hit_ratio{" not in text
+    report = json.loads(
+        to_json(status_report(FleetAssessment((quiet,)), NOW, None)), parse_constant=pytest.fail
+    )
+    assert report["replicas"][0]["engines"][0]["hit_windows"] == []
+    busy = replica_of("busy", "gqa_prefix_reuse", before="gqa_idle_fresh")
+    assert "kvheadroom_prefix_cache_hit_ratio{" in page(shown=FleetAssessment((busy,)))
+
+
+def test_a_hit_ratio_in_doubt_is_on_no_graph() -> None:
+    old = inflated()
+    assert old.engines[0].hit_windows
+    text = page(shown=FleetAssessment((old,)))
+    assert "kvheadroom_prefix_cache_hits_tokens_total{" in text
+    assert "kvheadroom_prefix_cache_hit_ratio{" not in text
 
 
 def test_what_is_not_known_has_no_sample() -> None:

@@ -1,14 +1,16 @@
 """The page at `/`: what a person reads there."""
 
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
+from kvheadroom.capacity.assessment import FleetAssessment, Reading, assess, withhold_stale
 from kvheadroom.outputs.numbers import count, percent, seconds, signed, size
 from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
-from tests.outputs.fleet import NOW, fleet, replica
+from tests.outputs.fleet import NOW, fleet, inflated, replica
 
 
 class _Text(HTMLParser):
@@ -47,6 +49,51 @@ def test_predicted_observed_and_difference_stand_side_by_side() -> None:
     assert "bytes per GPU 4.00 MiB 4.00 MiB 0 B" in page
     assert "1,024 tokens 4 4 0 3 32" in page
     assert "+0.00 %" in page
+
+
+def test_hits_of_each_window_stand_with_their_tokens_and_a_doubt_with_its_reason() -> None:
+    page = words(shown=FleetAssessment((fleet().replicas[5],)))
+    assert "Prompt tokens found last 1m in the prefix cache 0.0 % 0 of 11,520" in page
+    assert "by the KV connector, of the rest 66.7 % 7,680 of 11,520" in page
+    assert "(!)" not in page
+    page = words(shown=FleetAssessment((inflated(),)))
+    assert "inflated_by_recompute. engine 0: 89 preemptions in the last 5 minutes" in page
+    assert re.search(r"in the prefix cache \d+\.\d % \(!\) ", page)
+    assert (
+        "(!) this vLLM counts what a preempted request finds again of its own tokens as prefix hits" in page
+    )
+
+
+def test_what_tokens_fill_is_told_beside_what_blocks_are_in_use_as_an_estimate() -> None:
+    page = words(shown=FleetAssessment((fleet().replicas[2],)))
+    assert "KV pool in use 60.6 % room left, 77 of 127 blocks; tokens fill about 55.7 % (estimate; " in page
+
+
+def test_of_several_engines_the_fullest_stands_beside_the_mean() -> None:
+    dp2 = fleet().replicas[1]
+    full, idle = (
+        replace(one, snapshot=replace(one.snapshot, kv_usage_ratio=usage))
+        for one, usage in zip(dp2.engines, (0.9, 0.2), strict=True)
+    )
+    page = words(shown=FleetAssessment((replace(dp2, engines=(full, idle)),)))
+    assert "2 engines, a pool each: the fullest is 90.0 % in use, the mean is 55.0 %." in page
+    # Of one engine there is nothing to compare.
+    assert "a pool each" not in words(shown=FleetAssessment((fleet().replicas[0],)))
+
+
+def test_a_pool_of_which_no_size_is_told_is_unknown_with_its_reason_and_no_zero() -> None:
+    hub = fleet().replicas[2]
+    (engine,) = hub.engines
+    untold = replace(engine.snapshot, num_blocks=None, pool_tokens=None, max_concurrency=None)
+    again = assess(Reading(facts=engine.facts, snapshot=untold, taken_at=engine.taken_at), (1024,))
+    shown = FleetAssessment((replace(hub, engines=(again,)),))
+    page = words(shown=shown)
+    assert (
+        "Capacity unknown: the server's page does not tell how many blocks the pool has; none does before"
+        in page
+    )
+    assert "– of – blocks" in page
+    assert "Capacity unknown" not in words(shown=FleetAssessment((hub,)))
 
 
 def test_the_prediction_shows_its_work() -> None:

@@ -1,13 +1,14 @@
 """The page scanner against the official parser, on every recorded page and on pages gone wrong."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from kvheadroom.capacity.readings import FailureReason, ProblemReason, SourceFailure, VllmPage
+from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
 from kvheadroom.outputs.json_report import inspect_report, to_json
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.conftest import capture, capture_names
@@ -127,6 +128,23 @@ def test_a_data_parallel_page_that_says_128_gives_each_of_two_engines_64_blocks(
     assert [(e.engine, e.num_blocks, e.pool_tokens) for e in engines] == [("0", 64, 2048), ("1", 64, 2048)]
 
 
+def test_eight_engines_behind_eight_api_servers_keep_their_own_values_and_share_the_blocks_that_the_page_adds_up() -> (
+    None
+):
+    page = read(
+        "".join(
+            f'vllm:cache_config_info{{engine="{engine}",num_gpu_blocks="800",block_size="16"}} 1.0\n'
+            f'vllm:kv_cache_usage_perc{{engine="{engine}",model_name="m"}} 0.{engine}5\n'
+            f'vllm:prompt_tokens_total{{engine="{engine}",model_name="m"}} {engine}000.0\n'
+            for engine in range(8)
+        )
+    )
+    assert [(e.engine, e.kv_usage_ratio, e.prompt_tokens_total, e.num_blocks) for e in page.engines] == [
+        (str(engine), float(f"0.{engine}5"), engine * 1000.0, 100) for engine in range(8)
+    ]
+    assert page.problems == ()
+
+
 def test_gauges_that_were_never_set_are_absent_and_not_zero() -> None:
     for engine in read(capture("dp2.idle")).engines:
         assert engine.kv_usage_ratio is None
@@ -218,14 +236,23 @@ def test_a_usage_of_exactly_1_is_a_full_pool() -> None:
     assert read(PAGE.replace("} 0.5", "} 1.0")).engines[0].kv_usage_ratio == 1.0
 
 
-def test_a_gauge_once_per_process_counts_once_with_the_largest_value() -> None:
+def test_a_gauge_once_per_process_counts_once_with_the_largest_value_and_is_told_once() -> None:
     lines = "".join(
-        f'vllm:num_requests_waiting{{engine="0",model_name="m",pid="{pid}"}} {value}\n'
-        for pid, value in ((11, 0), (12, 5), (13, 0))
+        f'vllm:{name}{{engine="0",model_name="m",pid="{pid}"}} {value if pid == 4 else 0.0}\n'
+        for pid in range(8)
+        for name, value in (("kv_cache_usage_perc", 0.653), ("num_requests_waiting", 5.0))
     )
-    page = read(PAGE + lines)
-    assert page.engines[0].requests_waiting == 5.0
-    assert {problem.reason for problem in page.problems} == {ProblemReason.DUPLICATE_SERIES}
+    page = read(lines)
+    (engine,) = page.engines
+    assert (engine.kv_usage_ratio, engine.requests_waiting) == (0.653, 5.0)
+    assert page.problems == tuple(
+        PageProblem(
+            ProblemReason.DUPLICATE_SERIES,
+            f"engine 0: {name} stands there 8 times, once for each process (a multi-process gauge); "
+            "the largest value is taken",
+        )
+        for name in ("kv_cache_usage_perc", "num_requests_waiting")
+    )
 
 
 def test_the_new_name_of_the_usage_wins_over_the_old_one_in_either_order() -> None:
@@ -264,7 +291,7 @@ def test_a_page_tells_which_of_the_wanted_metrics_it_has() -> None:
     assert read('vllm:gpu_cache_usage_perc{engine="0"} 0.5\n').metrics == {"vllm:kv_cache_usage_perc"}
     everything = read(capture("gqa_openmetrics")).metrics
     assert read(capture("dp2.idle")).metrics == read(capture("dp2.after")).metrics == everything
-    assert len(everything) == 13
+    assert len(everything) == 18
 
 
 def test_an_engine_with_two_served_names_or_a_copy_per_process_is_one_pool() -> None:
@@ -306,6 +333,17 @@ def test_series_that_nobody_asked_for_are_passed_over_however_many() -> None:
 def test_a_histogram_of_any_kind_costs_nothing_else_on_the_page(histogram: str) -> None:
     declared = "# TYPE vllm:time_to_first_token_seconds histogram\n"
     assert read(declared + histogram + PAGE) == read(PAGE)
+    # The same of histograms whose sums are read.
+    lengths = histogram.replace("time_to_first_token_seconds", "request_prompt_tokens")
+    page = read(declared + lengths + PAGE)
+    assert page.problems == ()
+    (engine,) = page.engines
+    told = (4.0, 2.5) if "_count" in histogram else (None, None)
+    assert (engine.finished_requests_total, engine.finished_prompt_tokens_total) == told
+    assert (
+        replace(engine, finished_requests_total=None, finished_prompt_tokens_total=None)
+        == read(PAGE).engines[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -316,7 +354,7 @@ def test_a_histogram_of_any_kind_costs_nothing_else_on_the_page(histogram: str) 
         (
             b"# HELP python_info x\n# TYPE python_info gauge\npython_info 1\n",
             FailureReason.NO_VLLM_METRICS,
-            "without any vllm: metric",
+            "a metrics page without any vllm: metric, of python_info and others; another program, or vLLM with",
         ),
         (b'{"detail":"Not Found"}', FailureReason.NOT_VLLM, "no metrics page"),
         (bytes(range(256)), FailureReason.NOT_VLLM, "no metrics page"),

@@ -105,6 +105,25 @@ vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="1000",kv_cach
 kv_cache_max_concurrency="7.8046875",effective_attention_block_size="16"}} 1.0
 """
 
+# Tokens by their source, and the lengths of what finished; 0.16 to 0.19 also told what was computed again.
+BY_SOURCE = "".join(
+    f'vllm:{name}{{engine="0",{MODEL}{more}}} {value}\n'
+    for name, more, value in (
+        ("kv_cache_usage_perc", "", 0.5),
+        ("prompt_tokens_total", "", 5000.0),
+        ("prompt_tokens_cached_total", "", 1800.0),
+        ("prompt_tokens_by_source_total", ',source="local_compute"', 3200.0),
+        ("prompt_tokens_by_source_total", ',source="local_cache_hit"', 1500.0),
+        ("prompt_tokens_by_source_total", ',source="external_kv_transfer"', 300.0),
+        ("prompt_tokens_recomputed_total", "", 7.0),
+        ("request_prompt_tokens_bucket", ',le="+Inf"', 20.0),
+        ("request_prompt_tokens_count", "", 20.0),
+        ("request_prompt_tokens_sum", "", 4800.0),
+        ("request_generation_tokens_count", "", 20.0),
+        ("request_generation_tokens_sum", "", 900.0),
+    )
+)
+
 PAGES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "0.6.6 to 0.10 V0: no engine label, old names, a hit rate instead of counters": (
         V0,
@@ -179,6 +198,21 @@ PAGES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
             }
         },
     ),
+    "from 0.16: prompt tokens by their source; the lengths of finished requests in all releases": (
+        BY_SOURCE,
+        {
+            "0": {
+                "prompt_tokens_total": 5000.0,
+                "prompt_tokens_cached_total": 1800.0,
+                "prompt_tokens_local_cache_hit_total": 1500.0,
+                "prompt_tokens_external_kv_transfer_total": 300.0,
+                "finished_requests_total": 20.0,
+                "finished_prompt_tokens_total": 4800.0,
+                "finished_generation_tokens_total": 900.0,
+                "prefix_cache_queries_total": None,
+            }
+        },
+    ),
     "Rust front end: no capacity": (
         RUST,
         {
@@ -236,12 +270,27 @@ def test_nothing_of_a_release_is_a_problem(name: str) -> None:
 def test_a_gauge_per_process_is_told_and_not_compared_with_the_one_that_is_not() -> None:
     (problem,) = read(PER_PROCESS).problems
     assert problem.reason is ProblemReason.DUPLICATE_SERIES
-    assert "kv_cache_usage_perc stands there more than once" in problem.detail
+    assert "kv_cache_usage_perc stands there 2 times, once for each process" in problem.detail
 
 
 def test_without_the_other_spelling_the_largest_of_the_processes_counts() -> None:
     alone = PER_PROCESS[PER_PROCESS.index("\n") + 1 :]
     assert engines(alone)["0"].kv_usage_ratio == 0.9
+
+
+def test_under_ray_serve_a_gauge_that_each_rank_repeats_counts_once_and_is_not_added_up() -> None:
+    labels = f'engine="0",{MODEL},application="llm",deployment="LLMServer",replica="llm#LLMServer#r1"'
+    page = read(
+        "".join(
+            f'ray_vllm_kv_cache_usage_perc{{{labels},WorkerId="w{rank}"}} 0.25\n'
+            f'ray_vllm_num_requests_running{{{labels},WorkerId="w{rank}"}} 3.0\n'
+            for rank in range(4)
+        )
+    )
+    (engine,) = page.engines
+    assert (engine.kv_usage_ratio, engine.requests_running) == (0.25, 3.0)
+    assert [problem.reason for problem in page.problems] == [ProblemReason.DUPLICATE_SERIES] * 2
+    assert "kv_cache_usage_perc stands there 4 times; the largest value is taken" in page.problems[0].detail
 
 
 def test_blocks_of_a_data_parallel_server_under_ray_are_shared_among_its_own_engines() -> None:

@@ -1,19 +1,29 @@
 """The table of contents of the core: one reading of one engine -> everything that is said about it.
 
-    facts + snapshot -> predict -> observe -> count_sessions -> compare -> Assessment
+    facts + snapshot + past -> predict -> observe -> count_sessions -> compare -> hit_windows -> Assessment
 
 Nothing right of `Assessment` computes: every number that an output shows is in here.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
+from kvheadroom.capacity.history import Moment, growth, growth_since_start
 from kvheadroom.capacity.observation import Observation, observe
+from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
 from kvheadroom.capacity.prediction import Prediction, predict
+from kvheadroom.capacity.prefix_cache import (
+    FINDINGS_WINDOW,
+    HitWindow,
+    findings,
+    hit_granularity,
+    hit_windows,
+)
 from kvheadroom.capacity.readings import (
     EngineSnapshot,
     FailureReason,
@@ -28,20 +38,26 @@ STALE_AFTER_TICKS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Facts and snapshot of one engine at one instant.
+    """Facts and snapshot of one engine at one instant, and what it said before.
 
     Attributes:
         taken_at: unix seconds.
+        past: where each window begins, by its name in WINDOWS; of windows that reach back without a gap or a restart.
     """
 
     facts: EngineFacts
     snapshot: EngineSnapshot
     taken_at: float
+    past: Mapping[str, Moment] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """One engine: prediction, observation, their difference, and every number in between."""
+    """One engine: prediction, observation, their difference, and every number in between.
+
+    Attributes:
+        problems: what the engine says of itself that cannot all be true, or means something else than it seems to.
+    """
 
     facts: EngineFacts
     snapshot: EngineSnapshot
@@ -50,6 +66,9 @@ class Assessment:
     observation: Observation
     sessions: tuple[SessionCapacity, ...]
     difference: Difference | None
+    occupancy: TokenOccupancy
+    hit_windows: tuple[HitWindow, ...]
+    problems: tuple[PageProblem, ...]
 
 
 class ReplicaState(StrEnum):
@@ -106,6 +125,14 @@ class SourceStatus:
         return self.failure is None
 
 
+@dataclass(frozen=True, slots=True)
+class UsageOfEngines:
+    """KV usage of several engines, 0-1: one full pool preempts however empty the others are, so no mean stands alone."""
+
+    max_ratio: float
+    mean_ratio: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAssessment:
     """One vLLM server (one URL) and its engines.
@@ -141,6 +168,12 @@ class ReplicaAssessment:
     def attempted(self) -> bool:
         """Whether the first scrape is over, well or badly."""
         return bool(self.sources)
+
+    @property
+    def usage(self) -> "UsageOfEngines | None":
+        """How full its pools are; None with fewer than two engines that tell it."""
+        told = [usage for one in self.engines if (usage := one.snapshot.kv_usage_ratio) is not None]
+        return UsageOfEngines(max(told), sum(told) / len(told)) if len(told) > 1 else None
 
     @property
     def sleeps(self) -> bool:
@@ -248,28 +281,37 @@ def assess(
     Args:
         prediction: what `predict` gives for its facts, where it is known already.
     """
-    facts = reading.facts
+    facts, snapshot = reading.facts, reading.snapshot
     if prediction is None:
         prediction = predict(facts)
-    observation = observe(reading.snapshot, facts, prediction.layout)
+    observation = observe(snapshot, facts, prediction.layout)
+    growths = {name: growth(moment, snapshot, reading.taken_at) for name, moment in reading.past.items()}
+    lengths_of = growths.get(FINDINGS_WINDOW) or growth_since_start(snapshot)
+    granularity = None
+    if observation.contradiction is None:
+        granularity = hit_granularity(snapshot, facts.decode_context_parallel_size.value)
     return Assessment(
         facts=facts,
-        snapshot=reading.snapshot,
+        snapshot=snapshot,
         taken_at=reading.taken_at,
         prediction=prediction,
         observation=observation,
         sessions=count_sessions(facts, prediction, observation, session_tokens),
         difference=compare(prediction, observation),
+        occupancy=estimate_occupancy(snapshot, facts, observation, lengths_of),
+        hit_windows=hit_windows(snapshot, facts.rules, growths),
+        problems=(
+            *_contradictions(snapshot, observation),
+            *findings(snapshot, facts.rules, granularity, growths),
+        ),
     )
 
 
-def contradictions(engines: tuple[Assessment, ...]) -> tuple[PageProblem, ...]:
-    """What engines say of themselves that cannot all be true."""
-    return tuple(
-        PageProblem(ProblemReason.CONTRADICTION, f"engine {a.snapshot.engine}: {a.observation.contradiction}")
-        for a in engines
-        if a.observation.contradiction is not None
-    )
+def _contradictions(snapshot: EngineSnapshot, observation: Observation) -> tuple[PageProblem, ...]:
+    if observation.contradiction is None:
+        return ()
+    detail = f"engine {snapshot.engine}: {observation.contradiction}"
+    return (PageProblem(ProblemReason.CONTRADICTION, detail),)
 
 
 def withhold_stale(fleet: FleetAssessment, now: float) -> FleetAssessment:

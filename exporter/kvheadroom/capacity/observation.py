@@ -41,6 +41,16 @@ class Observation:
     free_tokens: int | None
     contradiction: str | None = None
 
+    @property
+    def unknown(self) -> str | None:
+        """Why the pool's size is not known, one sentence; None where its blocks or tokens are told."""
+        if self.num_blocks is not None or self.pool_tokens is not None:
+            return None
+        return (
+            "the server's page does not tell how many blocks the pool has; none does before the engine has started, in V1 of 0.8, "
+            "with several API servers up to 0.19, or with the Rust front end"
+        )
+
 
 SHARED_BLOCKS_TOLERANCE = 0.1
 """Data-parallel engines have about as many blocks each: what their GPUs leave differs by a few percent."""

@@ -57,7 +57,7 @@ class Scrape:
 
 
 class ProblemReason(StrEnum):
-    """What was wrong with a page that could still be read."""
+    """What was wrong with a page that could still be read, or with what its numbers mean."""
 
     NOT_VLLM = "not_vllm"
     NO_ENGINE_SERIES = "no_engine_series"
@@ -68,11 +68,14 @@ class ProblemReason(StrEnum):
     CONTRADICTION = "contradiction"
     DIFFERING_NAMES = "differing_names"
     METRICS_LOST = "metrics_lost"
+    BELOW_ONE_BLOCK = "below_one_block"
+    INFLATED_BY_RECOMPUTE = "inflated_by_recompute"
+    COUNTER_NOT_WIRED = "counter_not_wired"
 
 
 @dataclass(frozen=True, slots=True)
 class PageProblem:
-    """One thing on a page that was dropped or repaired, with a sentence for a person."""
+    """One thing on a page that was dropped, repaired or misleads, with a sentence for a person."""
 
     reason: ProblemReason
     detail: str
@@ -112,7 +115,11 @@ class EngineSnapshot:
         kv_usage_ratio: used share of the usable blocks, 0-1.
         requests_waiting_by_reason: `capacity` and `deferred` (0.20 and later).
         sleeping: vLLM's sleep mode: weights or pool are not in GPU memory (0.11.2 and later).
+        prefix_match_unit: tokens that a prefix hit is a multiple of, where the operator chose it (0.26 and later).
         *_total: counters since the server's start; prefix counters in tokens.
+        prompt_tokens_*_total: prompt tokens that were not computed: found in this engine's cache, supplied by a
+            connector, and both together; counted once for each request, as its prefill ends (0.16 and later).
+        finished_*_total: requests that finished, and their tokens; those whose client went away are not among them.
     """
 
     engine: str
@@ -124,6 +131,7 @@ class EngineSnapshot:
     pool_tokens: int | None = None
     max_concurrency: float | None = None
     kv_cache_dtype: str | None = None
+    prefix_match_unit: int | None = None
     kv_usage_ratio: float | None = None
     requests_running: float | None = None
     requests_waiting: float | None = None
@@ -135,7 +143,13 @@ class EngineSnapshot:
     external_prefix_cache_queries_total: float | None = None
     external_prefix_cache_hits_total: float | None = None
     prompt_tokens_total: float | None = None
+    prompt_tokens_cached_total: float | None = None
+    prompt_tokens_local_cache_hit_total: float | None = None
+    prompt_tokens_external_kv_transfer_total: float | None = None
     generation_tokens_total: float | None = None
+    finished_requests_total: float | None = None
+    finished_prompt_tokens_total: float | None = None
+    finished_generation_tokens_total: float | None = None
     sleeping: bool | None = None
     echoed: EchoedFlags = EchoedFlags()
 

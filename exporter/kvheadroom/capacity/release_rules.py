@@ -39,6 +39,7 @@ class ReleaseRules:
         default_gpu_memory_utilization: vLLM's default of `--gpu-memory-utilization`.
         usage_counts_null_block: the usage gauge divides by all blocks and counts the null block as used.
         lookups_per_attempt: a request that waits for blocks counts as looked up in the prefix cache at every step.
+        lookups_after_preemption: what a preempted request finds again of its own tokens counts as prefix hits.
         saves_states: recurrent states are saved within a prefill, which takes a block more.
         saves_delta_states: those of gated delta nets as well, and blocks are a multiple of what their kernel can save at.
         v32_packed_dtypes: beginnings of the kv_cache_dtypes that DeepSeek-V3.2's hook turns into fp8_ds_mla.
@@ -65,6 +66,7 @@ class ReleaseRules:
     default_gpu_memory_utilization: float
     usage_counts_null_block: bool
     lookups_per_attempt: bool
+    lookups_after_preemption: bool
     saves_states: bool
     saves_delta_states: bool
     blackwell_kv_dtypes: Mapping[str, str]
@@ -146,6 +148,8 @@ def rules_for(version: str | None) -> ReleaseRules:
         usage_counts_null_block=known < (0, 10, 2),
         # vllm/v1/core/sched/scheduler.py: counted at each attempt up to 0.26, on admission from 0.27.0
         lookups_per_attempt=known < (0, 27, 0),
+        # vllm/v1/core/kv_cache_manager.py get_computed_blocks: kept apart from 0.11.1, not in 0.11.0
+        lookups_after_preemption=known < (0, 11, 1),
         # layers/mamba/mamba_mixer2.py and models/glm5next/common/kda.py have checkpoint blocks from 0.32.0, not in 0.31.0
         saves_states=known >= (0, 32, 0),
         # layers/mamba/gdn/qwen_gdn_linear_attn.py get_prefill_checkpoint_alignment came with 0.33.0

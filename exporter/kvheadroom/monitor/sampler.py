@@ -22,7 +22,6 @@ from kvheadroom.capacity.assessment import (
     ReplicaState,
     SourceStatus,
     assess,
-    contradictions,
 )
 from kvheadroom.capacity.events import (
     MAX_SERVERS,
@@ -42,6 +41,7 @@ from kvheadroom.capacity.readings import (
     VllmPage,
 )
 from kvheadroom.monitor.board import Board
+from kvheadroom.monitor.history import EngineHistory
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class ReplicaSampler:
         self._problems: Counter[ProblemReason] = Counter(dict(first.problems_total))
         self._metrics_seen: frozenset[str] = frozenset()
         self._memory = ServerMemory()
+        self._histories: dict[str, EngineHistory] = {}
         self._known: dict[Identity, _Known] = {}
         self._asking: _Asking | None = None
         self._outages = 0
@@ -125,7 +126,7 @@ class ReplicaSampler:
         engines = self._assess(page, resolution, scrape)
         state = await self._state(page)
         self._memory, happened = remember(self._memory, page.process_start_time_seconds, engines, now)
-        problems = (*page.problems, *contradictions(engines))
+        problems = (*page.problems, *(problem for engine in engines for problem in engine.problems))
         if is_one_of_several(self._memory, now):
             detail = "several servers answer at this address in turn; give each its own `url`"
             problems = (*problems, PageProblem(ProblemReason.SEVERAL_SERVERS, detail))
@@ -276,10 +277,17 @@ class ReplicaSampler:
 
     def _assess(self, page: VllmPage, resolution: Resolution, scrape: Scrape) -> tuple[Assessment, ...]:
         before = {engine.snapshot.engine: engine for engine in self._last.engines}
+        # An engine that left the page takes what is remembered of it along.
+        histories, self._histories = self._histories, {}
         engines = []
         for snapshot in page.engines:
             facts, last = resolution.facts[snapshot.engine], before.get(snapshot.engine)
-            reading = Reading(facts=facts, snapshot=snapshot, taken_at=scrape.taken_at)
+            history = histories.get(snapshot.engine) or EngineHistory(self._last.interval_seconds)
+            history.add(snapshot, scrape.taken_at, page.process_start_time_seconds)
+            self._histories[snapshot.engine] = history
+            reading = Reading(
+                facts=facts, snapshot=snapshot, taken_at=scrape.taken_at, past=history.window_starts()
+            )
             # Of the same facts the same prediction is made, and an hour of ticks has the same facts.
             known = last.prediction if last is not None and last.facts is facts else None
             engines.append(assess(reading, self._session_tokens, known))

@@ -11,6 +11,7 @@ from kvheadroom.capacity.assessment import (
     is_stale,
 )
 from kvheadroom.capacity.facts import EngineFacts, Fact
+from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 
 
@@ -102,6 +103,8 @@ def _replica(replica: ReplicaAssessment, now: float) -> dict[str, Any]:
             for status in replica.sources
         ],
         "problems": [{"reason": str(p.reason), "detail": p.detail} for p in replica.problems],
+        "kv_usage_of_engines": replica.usage
+        and {"max_ratio": replica.usage.max_ratio, "mean_ratio": replica.usage.mean_ratio},
         "engines": [_engine(engine, now) for engine in replica.engines],
     }
 
@@ -199,6 +202,7 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             "free_blocks": observation.free_blocks,
             "used_tokens": observation.used_tokens,
             "free_tokens": observation.free_tokens,
+            "unknown": observation.unknown,
         },
         "difference": engine.difference
         and {
@@ -219,12 +223,39 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             }
             for row in engine.sessions
         ],
+        "token_occupancy": {
+            "estimate_ratio": engine.occupancy.estimate_ratio,
+            "least_ratio": engine.occupancy.least_ratio,
+            "most_ratio": engine.occupancy.most_ratio,
+            "unknown": engine.occupancy.unknown or None,
+        },
+        "hit_windows": [
+            {
+                "window": window.window,
+                "seconds": window.seconds,
+                "prefix_cache": _hits(window.local),
+                "external_prefix_cache": _hits(window.external),
+            }
+            for window in engine.hit_windows
+        ],
         "snapshot": _snapshot(engine.snapshot),
         "facts": _facts(engine.facts),
         "missing_facts": [
             {"fact": fact.fact, "why": fact.why, "way_out": fact.way_out} for fact in engine.facts.missing
         ],
         "assumed_facts": [{"fact": name, "assumed": what} for name, what in engine.facts.assumed()],
+    }
+
+
+def _hits(hits: Hits | None) -> dict[str, Any] | None:
+    if hits is None:
+        return None
+    return {
+        "ratio": hits.ratio,
+        "hit_tokens": hits.hit_tokens,
+        "lookup_tokens": hits.lookup_tokens,
+        "basis": hits.basis,
+        "doubt": hits.doubt or None,
     }
 
 

@@ -133,6 +133,14 @@ OBSERVED = (
         lambda a: a.observation.free_tokens,
     ),
     _gauge(
+        "token_occupancy_estimate_ratio",
+        "Estimate of the share of the usable blocks' tokens that are really filled, 0-1: running requests x the mean prompt and "
+        "half the mean answer of those that finished in the last 5 minutes, held within what the blocks in use allow. "
+        "kv_usage_ratio counts whole blocks, so it is higher where requests are short. Only for pools with one KV cache "
+        "group; absent where the blocks contradict it.",
+        lambda a: a.occupancy.estimate_ratio,
+    ),
+    _gauge(
         "requests_running",
         "Requests in the running batch (vllm:num_requests_running).",
         lambda a: a.snapshot.requests_running,
@@ -213,6 +221,22 @@ WAITING_BY_REASON = Metric(
     (*ENGINE_LABELS, "reason"),
     "Queued requests by vLLM's reason: capacity or deferred (vllm:num_requests_waiting_by_reason).",
 )
+_WINDOW_LABELS = (*ENGINE_LABELS, "window")
+PREFIX_CACHE_HIT_RATIO = Metric(
+    "prefix_cache_hit_ratio",
+    "gauge",
+    _WINDOW_LABELS,
+    "Prompt tokens found in the engine's prefix cache / prompt tokens looked up, 0-1, over the last 1m, 5m and 1h. Absent "
+    "where nothing was looked up, until a window is full, and for windows that a restart or a gap of more than three "
+    "scrapes falls in; also where the release's counters count more than that (the status page tells).",
+)
+EXTERNAL_PREFIX_CACHE_HIT_RATIO = Metric(
+    "external_prefix_cache_hit_ratio",
+    "gauge",
+    _WINDOW_LABELS,
+    "Prompt tokens that a KV connector supplied / prompt tokens that it was asked for, which the engine's own cache had "
+    "not, 0-1, over the same windows.",
+)
 OBSERVED_POOL_BASIS = Metric(
     "observed_pool_basis",
     "gauge",
@@ -245,7 +269,8 @@ PAGE_PROBLEMS = Metric(
     ("replica", "reason"),
     "Problems of the replica's pages by reason, since kvheadroom's start; one that stays counts at every scrape, at "
     "most 20 of one page's lines and values do: bad_value and bad_line (a sample dropped), duplicate_series, "
-    "differing_names, contradiction, metrics_lost, several_servers, no_engine_series. The status page has the words.",
+    "differing_names, contradiction, metrics_lost, several_servers, no_engine_series; and of hit counters that mislead "
+    "below_one_block, inflated_by_recompute, counter_not_wired. The status page has the words.",
 )
 LOST_METRIC = Metric(
     "lost_metric",
@@ -366,6 +391,8 @@ CATALOGUE: tuple[Metric, ...] = (
     *PREDICTED,
     PREDICTED_SESSIONS,
     *OBSERVED,
+    PREFIX_CACHE_HIT_RATIO,
+    EXTERNAL_PREFIX_CACHE_HIT_RATIO,
     OBSERVED_POOL_BASIS,
     OBSERVED_SESSIONS,
     SESSIONS_IN_USE,

@@ -203,6 +203,17 @@ def _waiting(engine: Assessment) -> Iterator[Sample]:
             yield (reason,), value
 
 
+def _hit_ratios(field: str) -> Callable[[Assessment], Iterator[Sample]]:
+    def samples(engine: Assessment) -> Iterator[Sample]:
+        for window in engine.hit_windows:
+            hits = getattr(window, field)
+            # A number on a graph carries no doubt beside it.
+            if hits is not None and not hits.doubt:
+                yield (window.window,), hits.ratio
+
+    return samples
+
+
 def _pool_basis(engine: Assessment) -> Iterator[Sample]:
     if engine.observation.pool_tokens_basis is not None:
         yield (engine.observation.pool_tokens_basis,), 1.0
@@ -248,6 +259,8 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.SESSIONS_IN_USE: _sessions("in_use"),
     m.SESSIONS_HEADROOM: _sessions("headroom"),
     m.WAITING_BY_REASON: _waiting,
+    m.PREFIX_CACHE_HIT_RATIO: _hit_ratios("local"),
+    m.EXTERNAL_PREFIX_CACHE_HIT_RATIO: _hit_ratios("external"),
     m.OBSERVED_POOL_BASIS: _pool_basis,
     m.MISSING_FACT: _missing,
     m.ASSUMED_FACT: _assumed,

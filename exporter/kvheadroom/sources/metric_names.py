@@ -73,7 +73,24 @@ WANTED_METRICS: tuple[WantedMetric, ...] = (
         "external_prefix_cache_hits_total", "external_prefix_cache_hits_total", releases="from 0.11"
     ),
     WantedMetric("prompt_tokens_total", "prompt_tokens_total"),
+    WantedMetric("prompt_tokens_cached_total", "prompt_tokens_cached_total", releases="from 0.16"),
+    WantedMetric(
+        "prompt_tokens_by_source_total",
+        "prompt_tokens_local_cache_hit_total",
+        when=("source", "local_cache_hit"),
+        releases="from 0.16",
+    ),
+    WantedMetric(
+        "prompt_tokens_by_source_total",
+        "prompt_tokens_external_kv_transfer_total",
+        when=("source", "external_kv_transfer"),
+        releases="from 0.16",
+    ),
     WantedMetric("generation_tokens_total", "generation_tokens_total"),
+    # Of these histograms the sums alone: how long prompts and answers are on average.
+    WantedMetric("request_prompt_tokens_count", "finished_requests_total"),
+    WantedMetric("request_prompt_tokens_sum", "finished_prompt_tokens_total"),
+    WantedMetric("request_generation_tokens_sum", "finished_generation_tokens_total"),
 )
 
 NAMES: tuple[str, ...] = tuple(

@@ -1,6 +1,6 @@
 """The bytes of a metrics page -> its wanted lines, and what they say.
 
-Of the 700 lines of an engine's page some 16 are wanted. One search over the bytes finds them all, whatever stands
+Of the 700 lines of an engine's page some 25 are wanted. One search over the bytes finds them all, whatever stands
 where; no layout is taken for granted. Tests hold the samples equal to those of `prometheus_client.parser`.
 """
 
@@ -123,8 +123,9 @@ def _series(metric: str, labels: Mapping[str, str], *, by_ray: bool) -> Series:
             field, most = wanted.field, wanted.most
     server, engine = "", labels.get("engine", "0")
     if by_ray:
-        # Ray's agents tell of all servers on their machine (v1/metrics/ray_wrappers.py; ReplicaId from 0.12).
-        server = labels.get("ReplicaId") or labels.get("WorkerId") or ""
+        # Ray's agents tell of all servers on their machine (v1/metrics/ray_wrappers.py; ReplicaId from 0.12). Ray Serve
+        # calls a server `replica`; its ranks are workers that each repeat its figures.
+        server = labels.get("ReplicaId") or labels.get("replica") or labels.get("WorkerId") or ""
         engine = f"{server}/{engine}" if server else engine
     return Series(metric, labels, server, engine, field, most)
 
@@ -151,7 +152,8 @@ def _pattern_of(tree: Mapping[str, Any]) -> str:
 
 
 _TREE = _tree_of(NAMES)
-_REST_OF_LINE = r"(?![a-zA-Z0-9_:])(?:[^\n]* )?)([^\n]*)"
+# The end of the labels is found with fewer steps back than the last space; a line that has none goes by the space.
+_REST_OF_LINE = r"(?:\{[^\n]*\} |(?![a-zA-Z0-9_:])(?:[^\n]* )?))([^\n]*)"
 _WANTED_LINES = re.compile(rf"(\nvllm[:_]{_TREE}{_REST_OF_LINE}".encode())
 _RAYS_LINES = re.compile(rf"(\nray_vllm[:_]{_TREE}{_REST_OF_LINE}".encode())
 _NAME = re.compile(rf"(ray_)?vllm[:_]({_TREE})(?![a-zA-Z0-9_:])")

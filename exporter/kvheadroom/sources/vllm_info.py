@@ -87,6 +87,7 @@ def info_fields(
         "pool_tokens": info.whole("kv_cache_size_tokens"),
         "max_concurrency": info.number("kv_cache_max_concurrency", LARGEST_WHOLE),
         "kv_cache_dtype": kv_cache_dtype,
+        "prefix_match_unit": info.whole("prefix_match_unit"),
         "echoed": EchoedFlags(
             kv_cache_dtype=kv_cache_dtype,
             gpu_memory_utilization=info.number("gpu_memory_utilization", 1.0),

@@ -43,6 +43,7 @@ MAX_ENGINES = 1024
 MAX_WANTED_LINES = 32 * MAX_ENGINES
 _MAX_PROBLEMS = 20
 _START = b"process_start_time_seconds "
+_ANY_FAMILY = re.compile(rb"^# (?:HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]{0,80})", re.MULTILINE)
 # A family that is declared but has no samples yet is vLLM all the same.
 _ANY_VLLM = re.compile(rb"^(?:# (?:HELP|TYPE) )?(?:ray_)?vllm[:_]", re.MULTILINE)
 
@@ -91,9 +92,8 @@ def _read(lines: list[tuple[bytes, bytes]], problems: list[PageProblem]) -> tupl
 
     What stands before the values hardly ever changes between pages, so it is read once and then known again.
     """
-    before = tuple(line[0] for line in lines)
+    before, texts = zip(*lines, strict=True) if lines else ((), ())
     try:
-        texts = [line[1] for line in lines]
         values = list(map(float, texts))
         # float() also takes "1_000", which is no number of the exposition format.
         if sum(map(len, before)) <= _MAX_LAYOUT_BYTES and b"_" not in b"".join(texts):
@@ -139,10 +139,10 @@ def _what_is_it(body: bytes) -> SourceFailure:
         detail = "the answer is empty; is this vLLM's /metrics?"
     elif head.startswith(b"<"):
         detail = "the answer is an HTML page; is this vLLM's address?"
-    elif re.search(rb"^# (?:HELP|TYPE) ", body, re.MULTILINE):
+    elif family := _ANY_FAMILY.search(body):
         reason = FailureReason.NO_VLLM_METRICS
         detail = (
-            "the answer is a metrics page without any vllm: metric; "
+            f"the answer is a metrics page without any vllm: metric, of {family[1].decode()} and others; "
             "another program, or vLLM with --disable-log-stats"
         )
     else:
@@ -156,8 +156,8 @@ class _EngineLayout:
 
     Attributes:
         static: fields of the snapshot that no value decides.
-        single: (field, index) of figures that stand there once.
-        several: (field, indexes) of those that stand there under two names, or once per process.
+        single: (field, index, largest value that can be true) of figures that stand there once.
+        several: (field, indexes) of those that stand there under two names, once per process, or in blocks.
         sleep: index of the sample that tells whether it is awake.
         block_factor: tokens in what the counters of `_ONCE_IN_BLOCKS` count; None where that is not known.
         problems: what cannot be true of its info metric.
@@ -165,7 +165,7 @@ class _EngineLayout:
 
     name: str
     static: Mapping[str, Any]
-    single: tuple[tuple[str, int], ...]
+    single: tuple[tuple[str, int, float], ...]
     several: tuple[tuple[str, tuple[int, ...]], ...]
     sleep: int | None
     block_factor: int | None
@@ -251,11 +251,16 @@ def _engine_layout(
         info = info_of(name, infos, problems)
         static |= info_fields(name, info.labels, engines_with_info, problems)
         block_factor = 1 if "engine" in info.labels else static["block_size"]
+    plain = {
+        target: found[0]
+        for target, found in by_field.items()
+        if len(found) == 1 and series[found[0]].metric not in _ONCE_IN_BLOCKS
+    }
     return _EngineLayout(
         name=name,
         static=static,
-        single=tuple((target, found[0]) for target, found in by_field.items() if len(found) == 1),
-        several=tuple((target, tuple(found)) for target, found in by_field.items() if len(found) > 1),
+        single=tuple((target, index, series[index].most) for target, index in plain.items()),
+        several=tuple((target, tuple(found)) for target, found in by_field.items() if target not in plain),
         sleep=sleep,
         block_factor=block_factor,
         problems=tuple(problems),
@@ -267,12 +272,12 @@ def _snapshot(
 ) -> EngineSnapshot:
     problems += engine.problems
     fields = dict(engine.static)
-    for target, index in engine.single:
-        series, value = layout.series[index], values[index]
-        if 0.0 <= value <= series.most:
-            fields[target] = value if series.metric not in _ONCE_IN_BLOCKS else _tokens(value, engine)
+    for target, index, most in engine.single:
+        value = values[index]
+        if 0.0 <= value <= most:
+            fields[target] = value
         else:
-            problems.append(_impossible(series, value))
+            problems.append(_impossible(layout.series[index], value))
     for target, indexes in engine.several:
         taken = _of_several([(layout.series[index], values[index]) for index in indexes], problems)
         if taken is not None:
@@ -294,28 +299,31 @@ def _of_several(samples: list[tuple[Series, float]], problems: list[PageProblem]
     taken. Of two names the newer counts, unless it alone is repeated so (`kv_cache_usage_perc` in 0.9.2 to 0.10.2,
     which lacks the mode that `gpu_cache_usage_perc` has there).
     """
+    engine = samples[0][0].engine
     largest: dict[str, float] = {}
+    times: Counter[str] = Counter()
     repeated: set[str] = set()
     for series, value in samples:
         metric = series.metric
         if not 0.0 <= value <= series.most:
             problems.append(_impossible(series, value))
             continue
-        if metric in largest:
-            detail = (
-                f"engine {series.engine}: {metric} stands there more than once; the largest value is taken"
-            )
-            problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
         if "pid" in series.labels:
             repeated.add(metric)
+        times[metric] += 1
         largest[metric] = max(largest.get(metric, 0.0), value)
+    for metric, count in times.items():
+        if count > 1:
+            why = ", once for each process (a multi-process gauge)" if metric in repeated else ""
+            detail = f"engine {engine}: {metric} stands there {count} times{why}; the largest value is taken"
+            problems.append(PageProblem(ProblemReason.DUPLICATE_SERIES, detail))
     if not largest:
         return None
     (taken, value), *others = sorted(largest.items(), key=lambda item: (item[0] in repeated, RANK[item[0]]))
     for name, other in others:
         if other != value and (name in repeated) == (taken in repeated):
             detail = (
-                f"engine {samples[0][0].engine}: {taken} = {value} and {name} = {other} are the same figure; "
+                f"engine {engine}: {taken} = {value} and {name} = {other} are the same figure; "
                 "the first is taken"
             )
             problems.append(PageProblem(ProblemReason.DIFFERING_NAMES, detail))

@@ -1,0 +1,115 @@
+"""What is remembered of an engine: windows reach back whole or not at all, and memory is bounded."""
+
+import random
+import tracemalloc
+from collections.abc import Iterable
+
+import pytest
+
+from kvheadroom.capacity.readings import EngineSnapshot
+from kvheadroom.monitor.history import EngineHistory
+
+START = 1_700_000_000.0
+
+
+def said(tokens: float | None, usage: float | None = 0.5) -> EngineSnapshot:
+    return EngineSnapshot(engine="0", kv_usage_ratio=usage, prompt_tokens_total=tokens)
+
+
+def history(times: Iterable[float], interval: float = 5.0) -> EngineHistory:
+    """Scrapes at these seconds; the counter is the second itself."""
+    kept = EngineHistory(interval)
+    for at in times:
+        kept.add(said(at), START + at, 100.0)
+    return kept
+
+
+def starts(kept: EngineHistory) -> dict[str, float]:
+    """At which second each window begins."""
+    return {name: moment.taken_at - START for name, moment in kept.window_starts().items()}
+
+
+def every(step: float, until: float) -> list[float]:
+    return [step * number for number in range(int(until / step) + 1)]
+
+
+def test_a_window_is_known_once_it_reaches_back_whole() -> None:
+    assert starts(history(every(5.0, 50.0))) == {}
+    assert starts(history(every(5.0, 60.0))) == {"1m": 0.0}
+    assert starts(history(every(5.0, 290.0))) == {"1m": 230.0}
+    assert starts(history(every(5.0, 300.0))) == {"1m": 240.0, "5m": 0.0}
+    assert starts(history(every(5.0, 3_600.0))) == {"1m": 3_540.0, "5m": 3_300.0, "1h": 0.0}
+    assert starts(history(every(5.0, 10_000.0))) == {"1m": 9_940.0, "5m": 9_700.0, "1h": 6_420.0}
+
+
+def test_a_scrape_that_comes_a_little_late_does_not_shorten_a_window_by_an_interval() -> None:
+    assert starts(history([*every(30.0, 270.0), 301.2], 30.0)) == {"1m": 240.0, "5m": 0.0}
+
+
+def test_a_window_begins_with_what_the_page_said_then() -> None:
+    kept = history(every(5.0, 59.0))
+    kept.add(said(None, usage=0.75), START + 60.0, 100.0)
+    assert kept.window_starts()["1m"].figures == {"prompt_tokens_total": 0.0, "kv_usage_ratio": 0.5}
+    kept = history(every(5.0, 0.0))
+    kept.add(said(None, usage=0.75), START + 5.0, 100.0)
+    for at in every(5.0, 60.0):
+        kept.add(said(at), START + 10.0 + at, 100.0)
+    # Absent then is absent, and no 0.
+    assert kept.window_starts()["1m"].figures == {"prompt_tokens_total": 0.0, "kv_usage_ratio": 0.5}
+    assert [moment.figures.get("prompt_tokens_total") for moment in kept.moments(65.0)][:2] == [None, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "after", "started_at", "goes_on"),
+    [
+        (1_000.0, 5.0, 100.0, True),
+        # Its page does not tell the start time for once.
+        (1_000.0, 5.0, None, True),
+        (1_000.0, 15.0, 100.0, True),
+        # A gap of more than three scrapes, another process, a counter that fell, a clock set back.
+        (1_000.0, 15.1, 100.0, False),
+        (1_000.0, 5.0, 200.0, False),
+        (40.0, 5.0, None, False),
+        (1_000.0, -3.0, 100.0, False),
+        (1_000.0, 7_196.0, 100.0, False),
+    ],
+)
+def test_a_gap_a_restart_or_a_clock_set_back_begins_anew(
+    tokens: float, after: float, started_at: float | None, *, goes_on: bool
+) -> None:
+    kept = history(every(5.0, 600.0))
+    kept.add(said(tokens), START + 600.0 + after, started_at)
+    assert bool(kept.window_starts()) is goes_on
+    if not goes_on:
+        assert [moment.figures["prompt_tokens_total"] for moment in kept.moments(3_600.0)] == [tokens]
+
+
+@pytest.mark.parametrize(("interval", "known"), [(15.0, {"1m", "5m"}), (60.0, {"1m", "5m"}), (120.0, {"5m"})])
+def test_no_window_is_made_of_scrapes_that_are_further_apart_than_it_is_long(
+    interval: float, known: set[str]
+) -> None:
+    assert starts(history(every(interval, 1_800.0), interval)).keys() == known
+
+
+def test_moments_are_every_scrape_of_five_minutes_and_one_a_minute_beyond() -> None:
+    kept = history(every(5.0, 3_600.0))
+    assert [moment.taken_at - START for moment in kept.moments(60.0)] == every(5.0, 3_600.0)[-13:]
+    assert [moment.taken_at - START for moment in kept.moments(3_600.0)] == every(60.0, 3_600.0)
+    assert list(EngineHistory(5.0).moments(60.0)) == []
+
+
+@pytest.mark.parametrize("interval", [0.25, 1.0, 5.0])
+def test_memory_is_bounded_however_long_and_often_it_is_asked(interval: float, seeded: random.Random) -> None:
+    kept = EngineHistory(interval)
+    tracemalloc.start()
+    try:
+        at = START
+        for number in range(int(4_000 / interval)):
+            at += interval * seeded.uniform(0.9, 1.1)
+            kept.add(said(float(number)), at, 100.0)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(list(kept.moments(300.0))) <= min(300 / interval, 334) + 2
+    assert set(kept.window_starts()) == {"1m", "5m", "1h"}
+    assert held < (100_000 if interval <= 1.0 else 40_000)
