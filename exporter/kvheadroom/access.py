@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvheadroom.access_settings import BasicAuth, TlsSettings
-from kvheadroom.config import Config, ConfigError, ReplicaConfig, read_small_file
+from kvheadroom.config import Config, ConfigError, ReplicaConfig
 from kvheadroom.sources.endpoint import ClientTls, Endpoint, Proxy
 from kvheadroom.sources.slow_files import SlowFiles
+from kvheadroom.strict_yaml import read_small_file
 
 _CERTIFICATES = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 T = TypeVar("T")

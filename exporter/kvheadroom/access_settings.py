@@ -134,18 +134,15 @@ class TlsSettings(Strict):
         return self
 
 
-class AccessSettings(Strict):
-    """How one server is reached."""
+class CommonAccess(Strict):
+    """What is needed to reach servers, whatever their addresses are."""
 
-    url: Annotated[str, AfterValidator(base_url)]
-    api_key_file: AccessFile | None = None
     basic_auth: BasicAuth | None = None
     bearer_token_file: AccessFile | None = None
     headers: Annotated[dict[str, str | FileValue], BeforeValidator(_headers), Field(repr=False)] = {}
     tls: TlsSettings | None = None
     proxy_url: Annotated[str, AfterValidator(_proxy_url)] | None = None
     proxy_basic_auth: BasicAuth | None = None
-    unix_socket: Annotated[AccessFile, AfterValidator(_socket)] | None = None
 
     @model_validator(mode="after")
     def _no_clash(self) -> Self:
@@ -153,10 +150,22 @@ class AccessSettings(Strict):
             raise ValueError(
                 "`basic_auth` and `bearer_token_file` both fill the header Authorization; leave one out"
             )
-        if self.tls is not None and not self.url.startswith("https:"):
-            raise ValueError("`tls` is for servers at https://; write `url: https://...`, or leave it out")
         if self.proxy_basic_auth is not None and self.proxy_url is None:
             raise ValueError("`proxy_basic_auth` is for a proxy; give its address as `proxy_url`")
+        return self
+
+
+class AccessSettings(CommonAccess):
+    """How one vLLM server is reached."""
+
+    url: Annotated[str, AfterValidator(base_url)]
+    api_key_file: AccessFile | None = None
+    unix_socket: Annotated[AccessFile, AfterValidator(_socket)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_address(self) -> Self:
+        if self.tls is not None and not self.url.startswith("https:"):
+            raise ValueError("`tls` is for servers at https://; write `url: https://...`, or leave it out")
         if self.unix_socket is not None and (self.proxy_url is not None or self.url.startswith("https:")):
             raise ValueError(
                 "a `unix_socket` is reached directly and without TLS; write `url: http://localhost`"
