@@ -104,7 +104,9 @@ class FileDiscovery:
                 listed[path] = one
             elif path in known:
                 listed[path] = known[path]
-                kept = f"; its last good list ({len(known[path].replicas)} servers) stays in use"
+                count = len(known[path].replicas)
+                servers = "1 server" if count == 1 else f"{count} servers"
+                kept = f"; its last good list ({servers}) stays in use"
                 faults.append(_Fault(one.reason, one.detail + kept))
             else:
                 faults.append(one)

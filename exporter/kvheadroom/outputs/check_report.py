@@ -56,7 +56,8 @@ def check_report(fleet: FleetAssessment) -> Iterator[str]:
 
 
 def _discovery(source: DiscoveryStatus) -> Iterator[str]:
-    yield f"source {source.source}: {count(source.targets)} replicas"
+    replicas = "1 replica" if source.targets == 1 else f"{count(source.targets)} replicas"
+    yield f"source {source.source}: {replicas}"
     if source.failure is not None:
         yield _row("", f"FAILED, {source.failure.reason}: {source.failure.detail}")
     if source.note is not None:
