@@ -318,9 +318,6 @@ def _config(path: Path | None, targets: list[str]) -> "Config":
         return config
     content = config.model_dump(exclude_unset=True)
     content["replicas"] = [*content.get("replicas", ()), *added]
-    if "scrape_interval" in content:
-        # As YAML would give it again: with its unit.
-        content["scrape_interval"] = f"{content['scrape_interval']}s"
     return validate_config(content, f"{path} with --target")
 
 

@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     model_validator,
 )
@@ -112,7 +113,13 @@ def _each_once(values: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 GpuName = Annotated[str | int, BeforeValidator(_gpu_name)]
-Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0.1, le=3600)]
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration),
+    Field(ge=0.1, le=3600),
+    # With its unit, so that what was dumped can be read again.
+    PlainSerializer(lambda seconds: f"{seconds}s"),
+]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 
