@@ -45,6 +45,15 @@ def base_url(value: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
+def _page_url(value: str) -> str:
+    # Never repeated: its query may hold a secret.
+    if "@" in value:
+        raise ValueError("an address may not hold a user or password; use `basic_auth`")
+    if not _is_address(value) or "#" in value:
+        raise ValueError("this is no page's address; write e.g. http://host:8080/targets")
+    return value
+
+
 def _is_address(value: str) -> bool:
     try:
         parts = urlsplit(value)
@@ -134,18 +143,20 @@ class TlsSettings(Strict):
         return self
 
 
-class AccessSettings(Strict):
-    """How one server is reached."""
+def _check_tls(tls: TlsSettings | None, url: str) -> None:
+    if tls is not None and not url.startswith("https:"):
+        raise ValueError("`tls` is for servers at https://; write `url: https://...`, or leave it out")
 
-    url: Annotated[str, AfterValidator(base_url)]
-    api_key_file: AccessFile | None = None
+
+class CommonAccess(Strict):
+    """What is needed to reach servers, whatever their addresses are."""
+
     basic_auth: BasicAuth | None = None
     bearer_token_file: AccessFile | None = None
     headers: Annotated[dict[str, str | FileValue], BeforeValidator(_headers), Field(repr=False)] = {}
     tls: TlsSettings | None = None
     proxy_url: Annotated[str, AfterValidator(_proxy_url)] | None = None
     proxy_basic_auth: BasicAuth | None = None
-    unix_socket: Annotated[AccessFile, AfterValidator(_socket)] | None = None
 
     @model_validator(mode="after")
     def _no_clash(self) -> Self:
@@ -153,15 +164,49 @@ class AccessSettings(Strict):
             raise ValueError(
                 "`basic_auth` and `bearer_token_file` both fill the header Authorization; leave one out"
             )
-        if self.tls is not None and not self.url.startswith("https:"):
-            raise ValueError("`tls` is for servers at https://; write `url: https://...`, or leave it out")
         if self.proxy_basic_auth is not None and self.proxy_url is None:
             raise ValueError("`proxy_basic_auth` is for a proxy; give its address as `proxy_url`")
+        return self
+
+
+class AccessSettings(CommonAccess):
+    """How one vLLM server is reached."""
+
+    url: Annotated[str, AfterValidator(base_url)]
+    api_key_file: AccessFile | None = None
+    unix_socket: Annotated[AccessFile, AfterValidator(_socket)] | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_address(self) -> Self:
+        _check_tls(self.tls, self.url)
         if self.unix_socket is not None and (self.proxy_url is not None or self.url.startswith("https:")):
             raise ValueError(
                 "a `unix_socket` is reached directly and without TLS; write `url: http://localhost`"
             )
         return self
+
+
+class PageSettings(CommonAccess):
+    """One page of another program than vLLM, and how it is reached."""
+
+    url: Annotated[str, AfterValidator(_page_url), Field(repr=False)]
+
+    @model_validator(mode="after")
+    def _tls_with_https(self) -> Self:
+        _check_tls(self.tls, self.url)
+        return self
+
+    @property
+    def base_url(self) -> str:
+        """Scheme, host and port."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    @property
+    def path(self) -> str:
+        """What is asked for there, its query included."""
+        parts = urlsplit(self.url)
+        return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
 MAY_HOLD_SECRETS = frozenset(AccessSettings.model_fields) - {"url"}

@@ -16,10 +16,13 @@ from kvheadroom.capacity.assessment import (
     ReloadStatus,
     ReplicaAssessment,
 )
+from kvheadroom.capacity.discovery import WatchedTarget
 from kvheadroom.capacity.gpu_assignment import GpuClaim
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.config import Config, ConfigError
+from kvheadroom.discovery.configured import sources_of
+from kvheadroom.discovery.watched import MAX_REPLICAS, Discoveries, Target, merge, tell_left_out
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.gpu_sampler import GpuSampler
 from kvheadroom.monitor.sampler import ReplicaSampler
@@ -56,7 +59,7 @@ def _carried_over(before: ReplicaAssessment | None, fresh: ReplicaAssessment) ->
 
 
 class Watch:
-    """The samplers of one config, kept running; reloading replaces only what changed.
+    """The samplers of one config and of what its sources find, kept running; only what changed is replaced.
 
     Args:
         proc: `/proc`, for the processes of servers on this machine.
@@ -67,6 +70,11 @@ class Watch:
         self._session = session
         self._files = files
         self._proc = proc
+        self._config: Config | None = None
+        self._static: tuple[Target, ...] = ()
+        self._start = False
+        self._discoveries = Discoveries(files, self._sources_were_asked)
+        self._clashes: dict[str, tuple[str, ...]] = {}
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
@@ -79,32 +87,77 @@ class Watch:
         """Take a config over: replicas that it leaves as they were go on without a gap.
 
         Args:
-            endpoints: of every replica, opened already: nothing here waits.
-            start: let the samplers run; False for a single tick by hand.
+            endpoints: of every replica that it names, opened already: nothing here waits.
+            start: let the samplers and the sources of replicas run; False for a single tick by hand.
         """
+        self._config, self._start = config, start
+        self._static = tuple(Target(replica, endpoints[replica.replica]) for replica in config.replicas)
+        self._discoveries.set_sources(
+            sources_of(config, self._session, self._files), len(self._static), start=start
+        )
+        self._watch(config)
+        return self.samplers
+
+    @property
+    def samplers(self) -> list[ReplicaSampler]:
+        """Of every replica that is watched."""
+        return [running.sampler for running in self._running.values()]
+
+    async def find_replicas(self) -> None:
+        """Ask every source of replicas once, by hand."""
+        await self._discoveries.ask_all()
+
+    def _sources_were_asked(self, changed: bool) -> None:  # noqa: FBT001  a callback of one argument
+        if changed and self._config is not None:
+            self._watch(self._config)
+        else:
+            self._show_discoveries()
+
+    def _show_discoveries(self) -> None:
+        statuses = self._discoveries.statuses()
+        self.board.set_discoveries(
+            tuple(
+                replace(
+                    status,
+                    targets=None if status.targets is None else status.targets - len(clashes),
+                    left_out=(*status.left_out, *clashes),
+                )
+                for status in statuses
+                for clashes in (self._clashes.get(status.source, ()),)
+            )
+        )
+
+    def _watch(self, config: Config) -> None:
+        """Watch what the config names and its sources found, and nothing else."""
+        watched, clashes = merge(self._static, self._discoveries.targets())
+        for source, sentences in clashes.items():
+            tell_left_out(source, self._clashes.get(source, ()), sentences)
+        self._clashes = clashes
+        targets = {target.replica.replica: target for _, target in watched}
         settings = {
-            replica.replica: (
-                # Which GPUs serve it changes nothing in how it is sampled.
-                replica.model_copy(update={"gpus": ()}),
-                endpoints[replica.replica],
+            name: (
+                # Which GPUs serve it and what it is called change nothing in how it is sampled.
+                target.replica.model_copy(update={"gpus": (), "labels": {}}),
+                target.endpoint,
                 config.scrape_interval,
                 config.session_tokens,
                 config.overhead_gb,
             )
-            for replica in config.replicas
+            for name, target in targets.items()
         }
         changed = {
-            replica.replica: Replica(
+            name: Replica(
                 config,
-                replica,
+                target.replica,
                 self._session,
-                endpoints[replica.replica],
-                reader=self._readers.setdefault(replica.replica, ModelFilesReader()),
-                reopen=partial(open_endpoint, replica, self._files) if names_files(replica) else None,
+                target.endpoint,
+                reader=self._reader(name),
+                reopen=partial(open_endpoint, target.replica, self._files)
+                if names_files(target.replica)
+                else None,
             )
-            for replica in config.replicas
-            if replica.replica not in self._running
-            or self._running[replica.replica].settings != settings[replica.replica]
+            for name, target in targets.items()
+            if name not in self._running or self._running[name].settings != settings[name]
         }
         for name in self._running.keys() - (settings.keys() - changed.keys()):
             task = self._running.pop(name).task
@@ -112,26 +165,45 @@ class Watch:
                 task.cancel()
         known = {(replica.replica, replica.url): replica for replica in self.board.fleet.replicas}
         replicas = {
-            replica.replica: _carried_over(
-                known.get((replica.replica, replica.url)),
+            name: _carried_over(
+                known.get((name, target.replica.url)),
                 ReplicaAssessment(
-                    replica=replica.replica, url=replica.url, interval_seconds=config.scrape_interval
+                    replica=name, url=target.replica.url, interval_seconds=config.scrape_interval
                 ),
             )
-            for replica in config.replicas
+            for name, target in targets.items()
         }
-        self.board.set_replicas(tuple(replicas.values()))
+        self.board.set_replicas(
+            tuple(replicas.values()),
+            tuple(
+                WatchedTarget(target.replica.replica, source, tuple(sorted(target.replica.labels.items())))
+                for source, target in watched
+            ),
+        )
         for name, sources in changed.items():
             sampler = ReplicaSampler(replicas[name], config.session_tokens, sources.as_sources(), self.board)
-            task = asyncio.create_task(sampler.run()) if start else None
+            task = asyncio.create_task(sampler.run()) if self._start else None
             self._running[name] = _Running(settings[name], sampler, task)
         self._interval_seconds = config.scrape_interval
         self._claims = tuple(
-            GpuClaim(replica=replica.replica, url=replica.url, gpus=replica.gpus, on_cpu=replica.gpu == CPU)
-            for replica in config.replicas
+            GpuClaim(
+                replica=name,
+                url=target.replica.url,
+                gpus=target.replica.gpus,
+                on_cpu=target.replica.gpu == CPU,
+            )
+            for name, target in targets.items()
         )
         self.board.claim_gpus(self._claims)
-        return [running.sampler for running in self._running.values()]
+        self._show_discoveries()
+
+    def _reader(self, name: str) -> ModelFilesReader:
+        """The one that a replica of this name had before: a reading that hangs is not started once more."""
+        reader = self._readers.pop(name, None) or ModelFilesReader()
+        self._readers[name] = reader
+        while len(self._readers) > len(self._running) + MAX_REPLICAS:
+            del self._readers[next(iter(self._readers))]
+        return reader
 
     def publish_gpus(self, reading: GpuReading) -> None:
         """Put a reading of this machine's GPUs on the board, joined to the replicas that they serve."""
@@ -153,7 +225,8 @@ class Watch:
         return tuple(claim.url for claim in self._claims if not claim.on_cpu)
 
     async def close(self) -> None:
-        """End every sampler."""
+        """End every sampler and every source of replicas."""
+        await self._discoveries.close()
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:
             task.cancel()
@@ -260,10 +333,13 @@ async def check(config: Config) -> FleetAssessment:
         files = SlowFiles()
         watch = Watch(session, files)
         endpoints = await open_endpoints(config, files, timeout_seconds=CONFIG_FILES_SECONDS)
-        samplers = watch.prepare(config, endpoints, start=False)
+        watch.prepare(config, endpoints, start=False)
+        await watch.find_replicas()
         gpus = asyncio.create_task(watch.sample_gpus())
         try:
-            await asyncio.gather(*(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in samplers))
+            await asyncio.gather(
+                *(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in watch.samplers)
+            )
             # At its deadline the sampler publishes a timeout, so this ends.
             await watch.gpus_read.wait()
         finally:

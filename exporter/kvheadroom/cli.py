@@ -136,7 +136,12 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "      weights_bytes: 16060522496\n"
         "      flags: {tensor_parallel_size: 8}\n"
         "      # api_key_file: /run/secrets/vllm-key\n"
-        "      # also: basic_auth, bearer_token_file, headers, tls, proxy_url, unix_socket (README)\n\n"
+        "      # also: basic_auth, bearer_token_file, headers, tls, proxy_url, unix_socket, labels (README)\n"
+        "  file_sd_configs:               # servers that come and go, in Prometheus's form\n"
+        "    - files: [/etc/vllm/*.yml]\n"
+        "      replica: {gpu: B200}       # what they have in common\n"
+        "  http_sd_configs:\n"
+        "    - url: http://inventory/vllm\n\n"
         "SIGHUP reads the file again; a file with a fault changes nothing. `kvheadroom check` tries one first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -313,10 +318,7 @@ def _config(path: Path | None, targets: list[str]) -> "Config":
     if not added:
         return config
     content = config.model_dump(exclude_unset=True)
-    content["replicas"] = [*content["replicas"], *added]
-    if "scrape_interval" in content:
-        # As YAML would give it again: with its unit.
-        content["scrape_interval"] = f"{content['scrape_interval']}s"
+    content["replicas"] = [*content.get("replicas", ()), *added]
     return validate_config(content, f"{path} with --target")
 
 
@@ -354,6 +356,8 @@ def _record(arguments: argparse.Namespace) -> int:
         raise OperatorError("--target: give either --target URL or --config FILE with --replica NAME")
     config = _config(arguments.config, [] if arguments.target is None else [arguments.target])
     names = [replica.replica for replica in config.replicas]
+    if not names:
+        raise OperatorError("the config names no server itself; give --target URL")
     name = arguments.replica if arguments.replica is not None or len(names) > 1 else names[0]
     if name not in names:
         raise OperatorError(f"--replica: one server is recorded; name it: {', '.join(names[:20])}")
@@ -422,6 +426,8 @@ async def _serve_until_stopped(
             print(notice)
         names = ", ".join(replica.replica for replica in config.replicas[:5])
         more = f" and {len(config.replicas) - 5} more" if len(config.replicas) > 5 else ""
+        if config.discovers:
+            more += f"{' and ' if names else ''}what the config's sources of servers find"
         print(f"watching {names}{more} every {config.scrape_interval:g} s; end with Ctrl-C")
         print(f"open {url}", flush=True)
 

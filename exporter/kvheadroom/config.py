@@ -1,19 +1,17 @@
 """YAML -> a frozen, validated Config. Unknown keys, wrong types and clashes are errors with their path."""
 
-import errno
 import re
-import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     model_validator,
 )
@@ -21,21 +19,25 @@ from pydantic import (
 from kvheadroom.access_settings import (
     MAY_HOLD_SECRETS,
     PARTS,
+    AccessFile,
     AccessSettings,
+    CommonAccess,
+    PageSettings,
     Strict,
     base_url,
     is_under,
 )
+from kvheadroom.capacity.discovery import checked_labels
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name, not_modelled_because
 from kvheadroom.capacity.parallelism import MOST_GPUS
+from kvheadroom.strict_yaml import YamlFaultError, parse_yaml, read_small_file
 
 
 class ConfigError(OperatorError):
     """A fault of the configuration."""
 
 
-MAX_FILE_BYTES = 4 * 1024**2
 _NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
 _GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8,}/\d{1,3}/\d{1,3})")
 MOST_GPUS_HERE = 256
@@ -75,6 +77,15 @@ def _expanded(value: str) -> str:
     return str(Path(value).expanduser())
 
 
+def _file_pattern(value: str) -> str:
+    path = _expanded(value)
+    if not path.endswith((".json", ".yml", ".yaml")) or "**" in path or "\0" in path:
+        raise ValueError(
+            f"{value[:200]!r}: files end in .json, .yml or .yaml, and `*` stands for a part of one name"
+        )
+    return path
+
+
 def _gpu_list(value: object) -> object:
     """Also as in CUDA_VISIBLE_DEVICES: one text with commas."""
     if not isinstance(value, str):
@@ -102,7 +113,13 @@ def _each_once(values: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 GpuName = Annotated[str | int, BeforeValidator(_gpu_name)]
-Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0.1, le=3600)]
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration),
+    Field(ge=0.1, le=3600),
+    # With its unit, so that what was dumped can be read again.
+    PlainSerializer(lambda seconds: f"{seconds}s"),
+]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 
@@ -142,22 +159,28 @@ class VllmFlags(Strict):
     hf_overrides: dict[str, Any] | None = None
 
 
-class ReplicaConfig(AccessSettings):
-    """One vLLM server."""
+class ServerFacts(Strict):
+    """What the operator says of a server beyond its address."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     model: Annotated[str, Field(min_length=1), AfterValidator(_expanded)] | None = None
     weights_bytes: PositiveInt | None = None
     flags: VllmFlags = VllmFlags()
     gpu: Annotated[str | None, BeforeValidator(_gpu)] = None
     gpus: Annotated[tuple[GpuName, ...], BeforeValidator(_gpu_list), AfterValidator(_each_once)] = ()
     hbm_bytes: PositiveInt | None = None
+    labels: Annotated[dict[str, str], BeforeValidator(checked_labels)] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _cpu_has_no_hbm(self) -> Self:
         if self.gpu == CPU and (self.hbm_bytes is not None or self.gpus):
             raise ValueError("`gpu: CPU` has neither hbm_bytes nor gpus; leave one of them out")
         return self
+
+
+class ReplicaConfig(ServerFacts, AccessSettings):
+    """One vLLM server."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
 
     @property
     def replica(self) -> str:
@@ -167,6 +190,37 @@ class ReplicaConfig(AccessSettings):
         parts = urlsplit(self.url)
         return parts.netloc + parts.path
 
+    def access_key(self) -> str:
+        """Equal for replicas that are reached in the same way at their addresses. It may hold a secret."""
+        return self.model_dump_json(include=_ACCESS)
+
+
+class ReplicaTemplate(ServerFacts, CommonAccess):
+    """What all servers of one source have in common: the settings of a replica that are not its address or name."""
+
+    api_key_file: AccessFile | None = None
+    scheme: Literal["http", "https"] = "http"
+
+
+class FileSdConfig(Strict):
+    """Servers listed in files, in the form of Prometheus's `file_sd_configs`."""
+
+    files: Annotated[
+        tuple[Annotated[str, AfterValidator(_file_pattern)], ...], Field(min_length=1, max_length=20)
+    ]
+    refresh_interval: Duration = 5.0
+    replica: ReplicaTemplate = ReplicaTemplate()
+
+
+_ACCESS = {*CommonAccess.model_fields, "api_key_file"}
+
+
+class HttpSdConfig(PageSettings):
+    """Servers listed by another program, in the form of Prometheus's `http_sd_configs`."""
+
+    refresh_interval: Duration = 60.0
+    replica: ReplicaTemplate = ReplicaTemplate()
+
 
 class Config(Strict):
     """The whole configuration."""
@@ -175,10 +229,17 @@ class Config(Strict):
     session_tokens: Annotated[tuple[PositiveInt, ...], Field(max_length=20)] = (262_144,)
     overhead_gb: Annotated[float, Field(ge=0, le=10_000, strict=False)] | None = None
     replicas: tuple[ReplicaConfig, ...] = ()
+    file_sd_configs: Annotated[tuple[FileSdConfig, ...], Field(max_length=20)] = ()
+    http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()
+
+    @property
+    def discovers(self) -> bool:
+        """Whether servers may come and go while it is in use."""
+        return bool(self.file_sd_configs or self.http_sd_configs)
 
     @model_validator(mode="after")
     def _some_and_no_two_alike(self) -> Self:
-        if not self.replicas:
+        if not self.replicas and not self.discovers:
             raise ValueError(_NO_REPLICA)
         seen: dict[str, int] = {}
         for index, replica in enumerate(self.replicas):
@@ -189,21 +250,6 @@ class Config(Strict):
                     "give each its own `name`"
                 )
         return self
-
-
-def read_small_file(path: Path) -> str:
-    """The text of a file that an operator named; never a pipe, which could hold a reload up for ever.
-
-    Raises:
-        OSError: it cannot be read, or is none of ours.
-        UnicodeDecodeError: it is no UTF-8.
-    """
-    info = path.stat()
-    if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
-    if info.st_size > MAX_FILE_BYTES:
-        raise OSError(errno.EFBIG, f"it is larger than {MAX_FILE_BYTES // 1024**2} MiB")
-    return path.read_text(encoding="utf-8")
 
 
 def load_config(path: Path) -> Config:
@@ -219,17 +265,9 @@ def load_config(path: Path) -> Config:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text") from error
     try:
-        content = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  it is a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        # Without the snippet that PyYAML adds: it may hold a secret.
-        mark = error.problem_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}: is no valid YAML{place}: {error.problem}") from error
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, LookupError) as error:
-        # PyYAML's own constructors raise anything for scalars like 2024-13-45.
-        raise ConfigError(f"{path}: is no valid YAML ({type(error).__name__})") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: is nested too deeply") from error
+        content = parse_yaml(text)
+    except YamlFaultError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: {_NO_REPLICA}")
     return validate_config(content, str(path))
@@ -288,6 +326,20 @@ def validate_config(content: dict[Any, Any], where: str) -> Config:
         raise ConfigError("\n".join(_fault(where, fault) for fault in error.errors())) from error
 
 
+def replica_of(template: ReplicaTemplate, own: dict[str, Any]) -> ReplicaConfig:
+    """A replica with what its source says of all, and of it alone.
+
+    Raises:
+        ConfigError: what is wrong with it, in one line.
+    """
+    common = template.model_dump(exclude_unset=True, exclude={"scheme"})
+    labels = {**common.get("labels", {}), **own.get("labels", {})}
+    try:
+        return ReplicaConfig.model_validate({**common, **own, "labels": labels})
+    except ValidationError as error:
+        raise ConfigError(_fault("", error.errors()[0]).removeprefix(": ")) from error
+
+
 def _fault(where: str, fault: Any) -> str:
     place = ""
     for step in fault["loc"]:
@@ -322,36 +374,20 @@ _PLAIN = {
 def _did_you_mean(location: tuple[Any, ...]) -> str:
     import difflib
 
-    model: type[BaseModel] = Config if len(location) == 1 else ReplicaConfig
+    model: type[BaseModel] = Config
     for step in location[:-1]:
-        model = VllmFlags if step == "flags" else PARTS.get(step, model)
+        model = _PARTS.get(step, model)
     close = difflib.get_close_matches(str(location[-1]), list(model.model_fields), n=1)
     if close:
         return f"; did you mean `{close[0]}`?"
     return f"; allowed here: {', '.join(model.model_fields)}"
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice (YAML would silently take the last) and aliases."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(
-                None, None, "aliases (*name) are not allowed here", event.start_mark
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  PyYAML's own signature
-        if not isinstance(node, yaml.MappingNode):
-            raise yaml.constructor.ConstructorError(None, None, "a mapping is needed", node.start_mark)
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int | float | bool) or key is None:
-                if key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key `{key}` is given twice", key_node.start_mark
-                    )
-                seen.add(key)
-        return super().construct_mapping(node, deep)
+_PARTS: dict[str, type[BaseModel]] = {
+    **PARTS,
+    "replicas": ReplicaConfig,
+    "file_sd_configs": FileSdConfig,
+    "http_sd_configs": HttpSdConfig,
+    "replica": ReplicaTemplate,
+    "flags": VllmFlags,
+}

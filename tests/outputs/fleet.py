@@ -14,6 +14,7 @@ from kvheadroom.capacity.assessment import (
     SourceStatus,
     assess,
 )
+from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_assignment import (
@@ -210,4 +211,25 @@ def fleet() -> FleetAssessment:
             failures_total=((GpuFailureReason.LOST, 3),),
         ),
         reload=ReloadStatus(last_success_at=NOW - 3600, fault="/etc/kvheadroom.yaml: replicas[0].url: no"),
+        targets=(
+            WatchedTarget("gqa", "config", (("team", "search <1>"),)),
+            WatchedTarget("dp2", "config"),
+            WatchedTarget("hub", "file_sd_configs[0]", (("rack", "r12"), ("team", "chat"))),
+            WatchedTarget("down", "config"),
+            WatchedTarget("new", "config"),
+        ),
+        discoveries=(
+            DiscoveryStatus(
+                source="file_sd_configs[0]",
+                targets=1,
+                left_out=("/etc/vllm/a.json: 'gpu-1/x': a target is <host>:port",),
+                last_success_at=NOW - 60,
+                failure=SourceFailure(
+                    "file_sd_configs[0]",
+                    FailureReason.NOT_FOUND,
+                    "/etc/vllm/b.json is not there; its last good list (0 servers) stays in use",
+                ),
+                failures_total=((FailureReason.NOT_FOUND, 4),),
+            ),
+        ),
     )

@@ -10,6 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from kvheadroom.capacity.assessment import FleetAssessment, GpuAssessment, withhold_stale
+from kvheadroom.capacity.discovery import OUR_LABELS, checked_labels
 from kvheadroom.capacity.gpu_assignment import GpuAssignments, NotHere
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
 from kvheadroom.outputs.check_report import check_report
@@ -59,7 +60,37 @@ def test_every_family_of_the_catalogue_is_on_the_page_and_none_besides() -> None
 def test_every_sample_carries_exactly_the_labels_of_the_catalogue() -> None:
     labels = {metric.full_name: set(metric.labels) for metric in CATALOGUE}
     for name, have in samples(page()):
-        assert set(dict(have)) == labels[name], name
+        if name != PREFIX + "replica_info":
+            assert set(dict(have)) == labels[name], name
+
+
+def test_the_labels_of_operators_stand_on_the_info_of_their_replica_and_nowhere_else() -> None:
+    info = {
+        labels["replica"]: labels
+        for n, have in samples(page())
+        if n == PREFIX + "replica_info"
+        for labels in (dict(have),)
+    }
+    assert info["hub"] == {"replica": "hub", "source": "file_sd_configs[0]", "team": "chat", "rack": "r12"}
+    assert info["gqa"] == {"replica": "gqa", "source": "config", "team": "search <1>"}
+    assert info["new"] == {"replica": "new", "source": "config"}
+    assert not any("team" in dict(have) for n, have in samples(page()) if n != PREFIX + "replica_info")
+
+
+def test_an_operators_label_can_write_over_none_of_a_replicas_series() -> None:
+    ours = {label for metric in CATALOGUE if "replica" in metric.labels for label in metric.labels}
+    assert ours <= OUR_LABELS
+    for label in ours:
+        with pytest.raises(ValueError, match=f"'{label}' is a label of kvheadroom's own series"):
+            checked_labels({label: "x"})
+
+
+def test_how_a_source_of_replicas_answered_is_told() -> None:
+    assert of("source_up", replica="", source="file_sd_configs[0]") == 0
+    assert of("source_failures_total", source="file_sd_configs[0]", reason="not_found") == 4
+    assert of("discovery_targets", source="file_sd_configs[0]") == 1
+    assert of("discovery_left_out_targets", source="file_sd_configs[0]") == 1
+    assert of("discovery_last_success_timestamp_seconds", source="file_sd_configs[0]") == NOW - 60
 
 
 def test_a_sample_is_the_number_that_the_engine_said() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvheadroom.capacity.comparison import Difference, compare
+from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
@@ -260,11 +261,15 @@ class FleetAssessment:
     Attributes:
         reload: None when there is no config file.
         gpus: None before the first reading, or when nobody asked for one.
+        targets: the replicas by where they come from, and the operator's labels of each.
+        discoveries: the sources of replicas that come and go.
     """
 
     replicas: tuple[ReplicaAssessment, ...]
     reload: ReloadStatus | None = None
     gpus: GpuAssessment | None = None
+    targets: tuple[WatchedTarget, ...] = ()
+    discoveries: tuple[DiscoveryStatus, ...] = ()
 
     def free_bytes(self, gpu: GpuSnapshot) -> int | None:
         """Memory of a GPU that is there to be used; None while an engine on it sleeps, which takes it back as it wakes."""

@@ -24,6 +24,7 @@ class FailureReason(StrEnum):
     NO_VLLM_METRICS = "no_vllm_metrics"
     STATS_DISABLED = "stats_disabled"
     NOT_FOUND = "not_found"
+    NO_PERMISSION = "no_permission"
     INTERNAL = "internal"
 
 
@@ -32,7 +33,8 @@ class SourceFailure:
     """The outside's error as a value.
 
     Attributes:
-        source: which source failed: `metrics`, `version`, `models` or `model_files`.
+        source: which source failed: `metrics`, `version`, `models` or `model_files` of a replica, or the name of a
+            source of replicas.
         reason: from the closed list.
         detail: one sentence for a person: what was asked, what came, what to do.
     """

@@ -9,6 +9,7 @@ from kvheadroom.capacity.assessment import (
     ReloadStatus,
     ReplicaAssessment,
 )
+from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
 from kvheadroom.capacity.gpus import GpuFailureReason, GpuReading
 
@@ -37,10 +38,17 @@ class Board:
             self._latest[replica.replica] = replica
             self._published = True
 
-    def set_replicas(self, replicas: tuple[ReplicaAssessment, ...]) -> None:
-        """Another set of replicas, after a reload."""
+    def set_replicas(
+        self, replicas: tuple[ReplicaAssessment, ...], targets: tuple[WatchedTarget, ...]
+    ) -> None:
+        """Another set of replicas, after a reload or when some came or went."""
         self._latest = {replica.replica: replica for replica in replicas}
+        self._fleet = replace(self._fleet, targets=targets)
         self._published = True
+
+    def set_discoveries(self, discoveries: tuple[DiscoveryStatus, ...]) -> None:
+        """How the sources of replicas answered."""
+        self._fleet = replace(self._fleet, discoveries=discoveries)
 
     def publish_gpus(
         self, reading: GpuReading, interval_seconds: float, claims: tuple[GpuClaim, ...]
@@ -58,7 +66,7 @@ class Board:
         )
 
     def claim_gpus(self, claims: tuple[GpuClaim, ...]) -> None:
-        """Other claims on the GPUs that were read, after a reload."""
+        """Other claims on the GPUs that were read, after a reload or when replicas came or went."""
         gpus = self._fleet.gpus
         if gpus is not None:
             runs = assign_gpus(claims, gpus.reading)

@@ -8,14 +8,18 @@ from kvheadroom.capacity.assessment import (
     GpuAssessment,
     ReplicaAssessment,
 )
+from kvheadroom.capacity.discovery import DiscoveryStatus
 from kvheadroom.capacity.gpu_assignment import Assignment
 from kvheadroom.outputs.numbers import count, seconds, signed, size
 
 
 def is_complete(fleet: FleetAssessment) -> bool:
-    """Whether nothing is missing anywhere, this machine's GPUs included."""
-    return all(_is_complete(replica) for replica in fleet.replicas) and not (
-        fleet.gpus is not None and (fleet.gpus.reading.failures or fleet.gpus.runs.not_here)
+    """Whether nothing is missing anywhere: there are replicas, and their sources and this machine's GPUs told all."""
+    return (
+        bool(fleet.replicas)
+        and all(_is_complete(replica) for replica in fleet.replicas)
+        and all(source.up and not source.left_out for source in fleet.discoveries)
+        and not (fleet.gpus is not None and (fleet.gpus.reading.failures or fleet.gpus.runs.not_here))
     )
 
 
@@ -43,10 +47,24 @@ def check_report(fleet: FleetAssessment) -> Iterator[str]:
         for engine in replica.engines:
             yield from _engine(engine)
         yield ""
+    for discovery in fleet.discoveries:
+        yield from _discovery(discovery)
     if fleet.gpus is not None:
         yield from _gpus(fleet, fleet.gpus)
     complete = sum(_is_complete(replica) for replica in fleet.replicas)
     yield f"{complete} of {len(fleet.replicas)} replicas complete"
+
+
+def _discovery(source: DiscoveryStatus) -> Iterator[str]:
+    replicas = "1 replica" if source.targets == 1 else f"{count(source.targets)} replicas"
+    yield f"source {source.source}: {replicas}"
+    if source.failure is not None:
+        yield _row("", f"FAILED, {source.failure.reason}: {source.failure.detail}")
+    if source.note is not None:
+        yield _row("", source.note)
+    for sentence in source.left_out:
+        yield _row("left out", sentence)
+    yield ""
 
 
 def _row(name: str, text: str) -> str:

@@ -36,6 +36,23 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
         "now": now,
         "config_fault": None if fleet.reload is None else fleet.reload.fault,
         "replicas": [_replica(replica, now) for replica in fleet.replicas],
+        "targets": [
+            {"replica": target.replica, "source": target.source, "labels": dict(target.labels)}
+            for target in fleet.targets
+        ],
+        "discoveries": [
+            {
+                "source": one.source,
+                "up": one.up if one.attempted else None,
+                "targets": one.targets,
+                "left_out": list(one.left_out),
+                "note": one.note,
+                "last_success_at": one.last_success_at,
+                "reason": None if one.failure is None else str(one.failure.reason),
+                "detail": None if one.failure is None else one.failure.detail,
+            }
+            for one in fleet.discoveries
+        ],
         "gpus": None if fleet.gpus is None else _gpus(fleet, fleet.gpus),
     }
 

@@ -255,13 +255,42 @@ SOURCE_UP = Metric(
     "gauge",
     ("replica", "source"),
     "1 if the source answered usefully when last asked, else 0: metrics, version, models, model_files of a "
-    "replica (facts: 0 after a fault of kvheadroom in finding them); nvml, with an empty replica, of this machine (absent where there is no NVIDIA driver).",
+    "replica (facts: 0 after a fault of kvheadroom in finding them). With an empty replica: nvml of this machine (absent where "
+    "there is no NVIDIA driver), and each source of replicas by its place in the config (file_sd_configs[0]): 0 while any of it "
+    "cannot be read; the replicas of its last good list stay.",
 )
 SOURCE_FAILURES = Metric(
     "source_failures_total",
     "counter",
     ("replica", "source", "reason"),
     "Failures of a source by reason, since kvheadroom's start.",
+)
+DISCOVERY_TARGETS = Metric(
+    "discovery_targets",
+    "gauge",
+    ("source",),
+    "Replicas that are watched because this source lists them.",
+)
+DISCOVERY_LEFT_OUT = Metric(
+    "discovery_left_out_targets",
+    "gauge",
+    ("source",),
+    "Targets of this source that are not watched: no server's address, a name or address that is watched already, access "
+    "with a fault. The status page has a sentence for each.",
+)
+DISCOVERY_SUCCESS_TIME = Metric(
+    "discovery_last_success_timestamp_seconds",
+    "gauge",
+    ("source",),
+    "Unix time at which this source was last read whole.",
+)
+REPLICA_INFO = Metric(
+    "replica_info",
+    "gauge",
+    ("replica", "source"),
+    "1 for each replica that is watched; source is what found it (config for those in replicas), and the operator's labels "
+    "of the replica stand beside. They are on no other series: join them, as in `kvheadroom_sessions_headroom * on (replica) "
+    "group_left (team) kvheadroom_replica_info`.",
 )
 PAGE_PROBLEMS = Metric(
     "page_problems_total",
@@ -415,8 +444,12 @@ CATALOGUE: tuple[Metric, ...] = (
     GPU_OTHERS,
     GPU_UP,
     GPU_XIDS,
+    REPLICA_INFO,
     REPLICA_STATE,
     REPLICA_RESTARTS,
+    DISCOVERY_TARGETS,
+    DISCOVERY_LEFT_OUT,
+    DISCOVERY_SUCCESS_TIME,
     RELOAD_SUCCESSFUL,
     RELOAD_SUCCESS_TIME,
     BUILD_INFO,

@@ -39,6 +39,9 @@ class _Fleet(Collector):
 
     def collect(self) -> Iterator[Family]:
         for metric in m.CATALOGUE:
+            if metric is m.REPLICA_INFO:
+                yield from _replica_info(self._fleet)
+                continue
             samples = list(self._samples(metric))
             if samples:
                 yield _family(metric, samples)
@@ -126,16 +129,50 @@ def _reload_success_time(fleet: FleetAssessment) -> Iterator[Sample]:
         yield (), fleet.reload.last_success_at
 
 
-def _nvml_up(fleet: FleetAssessment) -> Iterator[Sample]:
+def _other_sources_up(fleet: FleetAssessment) -> Iterator[Sample]:
     # Without a driver there is nothing to be up: a normal state.
     if fleet.gpus is not None and not fleet.gpus.reading.driver_absent:
         yield ("", "nvml"), float(fleet.gpus.failure is None)
+    for one in fleet.discoveries:
+        if one.attempted:
+            yield ("", one.source), float(one.up)
 
 
-def _nvml_failures(fleet: FleetAssessment) -> Iterator[Sample]:
+def _other_sources_failures(fleet: FleetAssessment) -> Iterator[Sample]:
     if fleet.gpus is not None:
         for reason, count in fleet.gpus.failures_total:
             yield ("", "nvml", reason), count
+    for one in fleet.discoveries:
+        for why, count in one.failures_total:
+            yield ("", one.source, why), count
+
+
+def _discovery_targets(fleet: FleetAssessment) -> Iterator[Sample]:
+    for one in fleet.discoveries:
+        if one.targets is not None:
+            yield (one.source,), one.targets
+
+
+def _discovery_left_out(fleet: FleetAssessment) -> Iterator[Sample]:
+    for one in fleet.discoveries:
+        if one.targets is not None:
+            yield (one.source,), len(one.left_out)
+
+
+def _discovery_success_time(fleet: FleetAssessment) -> Iterator[Sample]:
+    for one in fleet.discoveries:
+        if one.last_success_at is not None:
+            yield (one.source,), one.last_success_at
+
+
+def _replica_info(fleet: FleetAssessment) -> Iterator[Family]:
+    """Each sample has the labels of its own replica."""
+    family = GaugeMetricFamily(m.REPLICA_INFO.full_name, m.REPLICA_INFO.help)
+    for target in fleet.targets:
+        labels = {**dict(target.labels), "replica": target.replica, "source": target.source}
+        family.add_sample(m.REPLICA_INFO.full_name, labels, 1.0)
+    if fleet.targets:
+        yield family
 
 
 def _gpu_memory(field: str) -> Callable[[FleetAssessment], Iterator[Sample]]:
@@ -241,8 +278,11 @@ _REPLICA_SAMPLES: dict[m.Metric, Callable[[ReplicaAssessment], Iterator[Sample]]
 _FLEET_SAMPLES: dict[m.Metric, Callable[[FleetAssessment], Iterator[Sample]]] = {
     m.RELOAD_SUCCESSFUL: _reload_successful,
     m.RELOAD_SUCCESS_TIME: _reload_success_time,
-    m.SOURCE_UP: _nvml_up,
-    m.SOURCE_FAILURES: _nvml_failures,
+    m.SOURCE_UP: _other_sources_up,
+    m.SOURCE_FAILURES: _other_sources_failures,
+    m.DISCOVERY_TARGETS: _discovery_targets,
+    m.DISCOVERY_LEFT_OUT: _discovery_left_out,
+    m.DISCOVERY_SUCCESS_TIME: _discovery_success_time,
     m.GPU_INFO: _gpu_info,
     m.GPU_ASSIGNMENT: _gpu_assignments,
     m.GPU_TOTAL: _gpu_memory("total_bytes"),

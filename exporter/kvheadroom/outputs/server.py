@@ -117,12 +117,15 @@ def _application(source: FleetSource, notice: str | None) -> web.Application:
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="kvheadroom is healthy\n")
 
+    was_ready = False
+
     async def ready(_: web.Request) -> web.Response:
-        pending = [replica.replica for replica in source.fleet.replicas if not replica.attempted]
-        if pending:
-            return web.Response(
-                status=503, text=f"not ready: {len(pending)} replica(s) not scraped yet: {pending[0]}\n"
-            )
+        # Once it was: a replica that comes later takes nothing away from those that are shown.
+        nonlocal was_ready
+        why_not = None if was_ready else _why_not_ready(source.fleet)
+        if why_not is not None:
+            return web.Response(status=503, text=f"not ready: {why_not}\n")
+        was_ready = True
         return web.Response(text="kvheadroom is ready\n")
 
     async def runbook(request: web.Request) -> web.Response:
@@ -139,6 +142,14 @@ def _application(source: FleetSource, notice: str | None) -> web.Application:
     app.router.add_get("/-/ready", ready)
     app.router.add_get("/runbooks/{alert:[A-Za-z]+}", runbook)
     return app
+
+
+def _why_not_ready(fleet: FleetAssessment) -> str | None:
+    unasked = [one.source for one in fleet.discoveries if not one.attempted]
+    if unasked:
+        return f"{unasked[0]} was not read yet"
+    pending = [replica.replica for replica in fleet.replicas if not replica.attempted]
+    return f"{len(pending)} replica(s) not scraped yet: {pending[0]}" if pending else None
 
 
 def _takes_gzip(accept_encoding: str) -> bool:

@@ -16,8 +16,17 @@ def render_page(fleet: FleetAssessment, now: float, notice: str | None, *, still
         fleet: with stale numbers already withheld.
         still: do not load itself again: what is unfolded stays so.
     """
+    targets = {replica.replica: None for replica in fleet.replicas} | {
+        target.replica: target for target in fleet.targets
+    }
     return _TEMPLATE.render(
-        fleet=fleet, now=now, notice=notice, still=still, version=__version__, is_stale=is_stale
+        fleet=fleet,
+        targets=targets,
+        now=now,
+        notice=notice,
+        still=still,
+        version=__version__,
+        is_stale=is_stale,
     )
 
 

@@ -1,0 +1,1 @@
+"""Servers that come and go: the sources that find them, and the list of those that are watched."""
