@@ -148,8 +148,7 @@ def test_wrong_results_on_the_page_leave_the_prediction_where_it_is(watched: Wat
     assert watched.serve.value("kvheadroom_observed_blocks", replica="lied-to") == 7919
 
 
-def compare_with_page(engine: dict[str, Any], page: dict[str, float]) -> None:
-    snapshot = engine["snapshot"]
+def compare_snapshot(snapshot: dict[str, Any], page: dict[str, float]) -> None:
     assert snapshot["kv_usage_ratio"] == page["vllm:kv_cache_usage_perc"]
     assert snapshot["requests_running"] == page["vllm:num_requests_running"]
     assert snapshot["requests_waiting"] == page["vllm:num_requests_waiting"]
@@ -167,6 +166,10 @@ def compare_with_page(engine: dict[str, Any], page: dict[str, float]) -> None:
         "generation_tokens_total",
     ):
         assert snapshot[name] == page[f"vllm:{name}"], name
+
+
+def compare_with_page(engine: dict[str, Any], page: dict[str, float]) -> None:
+    compare_snapshot(engine["snapshot"], page)
     used = page["vllm:kv_cache_usage_perc"] * 127
     assert abs(used - round(used)) < 1e-6
     assert engine["observed"]["used_blocks"] == round(used)
