@@ -73,7 +73,12 @@ WANTED_METRICS: tuple[WantedMetric, ...] = (
         "external_prefix_cache_hits_total", "external_prefix_cache_hits_total", releases="from 0.11"
     ),
     WantedMetric("prompt_tokens_total", "prompt_tokens_total"),
-    WantedMetric("prompt_tokens_cached_total", "prompt_tokens_cached_total", releases="from 0.16"),
+    WantedMetric(
+        "prompt_tokens_by_source_total",
+        "prompt_tokens_local_compute_total",
+        when=("source", "local_compute"),
+        releases="from 0.16",
+    ),
     WantedMetric(
         "prompt_tokens_by_source_total",
         "prompt_tokens_local_cache_hit_total",
