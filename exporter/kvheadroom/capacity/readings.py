@@ -119,7 +119,8 @@ class EngineSnapshot:
         *_total: counters since the server's start; prefix counters in tokens.
         prompt_tokens_*_total: prompt tokens by where they came from: computed, found in this engine's cache, supplied by
             a connector; counted once for each request, as its prefill ends (0.16 and later).
-        finished_*_total: requests that finished, and their tokens; those whose client went away are not among them.
+        finished_*_total: requests that finished, and their tokens; those whose client went away are not among them. All
+            of one instant, which may be a minute before the rest.
     """
 
     engine: str

@@ -26,6 +26,7 @@ class WantedMetric:
         when: label and value that a sample must have, None where every sample of the name is meant.
         most: the largest value that can be true.
         releases: which show it, for people.
+        seldom: asked for once a minute; a histogram costs the server as much as six gauges.
     """
 
     metric: str
@@ -33,6 +34,7 @@ class WantedMetric:
     when: tuple[str, str] | None = None
     most: float = LARGEST_WHOLE
     releases: str = "all"
+    seldom: bool = False
 
 
 # Where a release says one figure under two names, the preferred one stands first.
@@ -93,14 +95,17 @@ WANTED_METRICS: tuple[WantedMetric, ...] = (
     ),
     WantedMetric("generation_tokens_total", "generation_tokens_total"),
     # Of these histograms the sums alone: how long prompts and answers are on average.
-    WantedMetric("request_prompt_tokens_count", "finished_requests_total"),
-    WantedMetric("request_prompt_tokens_sum", "finished_prompt_tokens_total"),
-    WantedMetric("request_generation_tokens_sum", "finished_generation_tokens_total"),
+    WantedMetric("request_prompt_tokens_count", "finished_requests_total", seldom=True),
+    WantedMetric("request_prompt_tokens_sum", "finished_prompt_tokens_total", seldom=True),
+    WantedMetric("request_generation_tokens_sum", "finished_generation_tokens_total", seldom=True),
 )
 
 NAMES: tuple[str, ...] = tuple(
     dict.fromkeys((INFO_METRIC, SLEEP_STATE, *(wanted.metric for wanted in WANTED_METRICS)))
 )
+SELDOM_NAMES: frozenset[str] = frozenset(wanted.metric for wanted in WANTED_METRICS if wanted.seldom)
+OFTEN_NAMES: tuple[str, ...] = tuple(name for name in NAMES if name not in SELDOM_NAMES)
+SELDOM_FIELDS: tuple[str, ...] = tuple(wanted.field for wanted in WANTED_METRICS if wanted.seldom)
 BY_NAME: Mapping[str, tuple[WantedMetric, ...]] = {
     name: tuple(wanted for wanted in WANTED_METRICS if wanted.metric == name) for name in NAMES
 }
