@@ -74,7 +74,7 @@ def test_hit_counters_that_mislead_are_told_where_one_page_is_enough() -> None:
     assert problem["detail"].startswith("engine 0: prefix_cache_hits_total stays 0 while")
     assert b"counter_not_wired" in run.stderr
     # The same prompts in a pool whose blocks are longer than they are.
-    longer = page.replace(b'"32"', b'"784"').replace(b"local_cache_hit", b"local_compute")
+    longer = page.replace(b'"32"', b'"784"').replace(b"local_cache_hit", b"another")
     run = inspect("-", "--json", stdin=longer)
     (problem,) = json.loads(run.stdout)["problems"]
     assert problem["reason"] == "below_one_block"

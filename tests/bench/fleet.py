@@ -19,7 +19,7 @@ from typing import Any
 
 import requests
 
-from kvheadroom.sources.metric_names import NAMES
+from kvheadroom.sources.metric_names import OFTEN_NAMES
 from kvheadroom.sources.vllm_pages import FILTERED_PAGE
 from tests.bench.fleet_server import address
 from tests.bench.server_cost import cpu_seconds
@@ -33,7 +33,7 @@ ROUNDS = 3
 ROUND_SECONDS = 20
 TIMED_TARGETS = 1000
 TIMED_SECONDS = 60
-KEPT = "|".join(re.escape(f"vllm:{name}") for name in NAMES) + "|process_start_time_seconds"
+KEPT = "|".join(re.escape(f"vllm:{name}") for name in OFTEN_NAMES) + "|process_start_time_seconds"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def prometheus(fleet: Fleet, *, filters: bool) -> PrometheusServer:
         "metric_relabel_configs": [{"source_labels": ["__name__"], "regex": KEPT, "action": "keep"}],
     }
     if filters:
-        names = [*(f"vllm:{name}" for name in NAMES), "process_start_time_seconds"]
+        names = [*(f"vllm:{name}" for name in OFTEN_NAMES), "process_start_time_seconds"]
         scrape |= {"metrics_path": FILTERED_PAGE.partition("?")[0], "params": {"name[]": names}}
     return PrometheusServer(find_binaries("2.x"), [scrape], interval_seconds=INTERVAL_SECONDS)
 

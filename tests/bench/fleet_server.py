@@ -11,12 +11,13 @@ import re
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 import uvloop
 
-from kvheadroom.sources.metric_names import NAMES
+from kvheadroom.sources.metric_names import NAMES, OFTEN_NAMES, SELDOM_NAMES
 from tests.conftest import capture
 
 MODEL = '{"data": [{"id": "tiny", "root": "org/tiny", "parent": null, "max_model_len": 2048}]}'
@@ -29,9 +30,9 @@ def address(target: int) -> str:
     return f"127.0.{1 + target // 250}.{1 + target % 250}"
 
 
-def filtered(page: bytes) -> bytes:
+def filtered(page: bytes, names: Sequence[str]) -> bytes:
     """What prometheus_client's application gives of a page for the names that kvheadroom asks for."""
-    wanted = {f"vllm:{name}" for name in NAMES} | {"process_start_time_seconds"}
+    wanted = {f"vllm:{name}" for name in names} | {"process_start_time_seconds"}
     lines = []
     for line in page.decode().splitlines():
         name = line.split()[2] if line.startswith("# ") else re.split(r"[{ ]", line, maxsplit=1)[0]
@@ -63,7 +64,10 @@ class Fleet:
         self.hanging, self.slow = hanging, slow
         self.whole = self._split(page, chunked=False)
         # As uvicorn sends what an application gives without its length, and prometheus_client's gives none.
-        self.filtered = self._split(filtered(page), chunked=True) if filters else None
+        self.often, self.all = (
+            self._split(filtered(page, names), chunked=True) if filters else None
+            for names in (OFTEN_NAMES, NAMES)
+        )
         self.counter = 10_000_000
         self.scrapes: defaultdict[str, int] = defaultdict(int)
         self.arrivals: defaultdict[str, list[float]] = defaultdict(list)
@@ -80,7 +84,7 @@ class Fleet:
             return response(json.dumps({"scrapes": self.scrapes, "arrivals": self.arrivals}).encode())
         parts = self.whole if path == "/metrics" else None
         if path.startswith("/metrics/?"):
-            parts = self.filtered
+            parts = self.all if any(name in path for name in SELDOM_NAMES) else self.often
         if parts is not None:
             self.scrapes[agent] += 1
             self.counter += 1

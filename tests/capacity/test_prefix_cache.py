@@ -166,7 +166,7 @@ UNWIRED: dict[str, float] = {
     "prefix_cache_queries_total": 9_000.0,
     "prefix_cache_hits_total": 0.0,
     "prompt_tokens_total": 8_000.0,
-    "prompt_tokens_cached_total": 2_000.0,
+    "prompt_tokens_local_compute_total": 6_000.0,
     "prompt_tokens_local_cache_hit_total": 2_000.0,
 }
 
@@ -189,7 +189,7 @@ def test_the_connectors_hit_counter_is_judged_by_what_was_transferred() -> None:
         external_prefix_cache_queries_total=4_000.0,
         external_prefix_cache_hits_total=0.0,
         prompt_tokens_external_kv_transfer_total=3_000.0,
-        prompt_tokens_cached_total=3_000.0,
+        prompt_tokens_local_compute_total=2_000.0,
         prompt_tokens_local_cache_hit_total=0.0,
         prefix_cache_hits_total=0.0,
         prefix_cache_queries_total=5_000.0,
@@ -213,13 +213,14 @@ def test_the_connectors_hit_counter_is_judged_by_what_was_transferred() -> None:
     [
         {"prefix_cache_hits_total": 32.0},
         {"prompt_tokens_local_cache_hit_total": 0.0},
-        # Up to 0.19 prompts of one token count as found and not as cached.
-        {"prompt_tokens_cached_total": 0.0},
+        # Up to 0.19 prompts of one token count as found and as computed.
+        {"prompt_tokens_local_compute_total": 8_000.0},
         {
-            "prompt_tokens_cached_total": 3_000.0,
+            "prompt_tokens_local_compute_total": 5_000.0,
             "prompt_tokens_external_kv_transfer_total": 3_000.0,
             "external_prefix_cache_hits_total": 3_000.0,
         },
+        {"prompt_tokens_local_compute_total": None},
         {"prefix_cache_hits_total": None},
     ],
 )
@@ -238,7 +239,6 @@ def test_look_ups_counted_at_every_attempt_give_way_to_counters_that_count_once(
         prefix_cache_queries_total=20_000.0,
         prefix_cache_hits_total=2_000.0,
         prompt_tokens_total=4_000.0,
-        prompt_tokens_cached_total=2_000.0,
         prompt_tokens_local_cache_hit_total=2_000.0,
     )
     local = last_minute(assessed(now, version=version)).local

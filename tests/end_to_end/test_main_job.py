@@ -13,9 +13,13 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvheadroom.capacity.readings import VllmPage
+from kvheadroom.sources.seldom_figures import SeldomFigures, seldom_figures
+from kvheadroom.sources.vllm_metrics import parse_page
+from kvheadroom.sources.vllm_pages import FILTERED_PAGE, FILTERED_PAGE_WITH_SELDOM, WHOLE_PAGE
 from tests.daemon import Daemon, daemon, wait_for
 from tests.end_to_end.conftest import TINY_GQA_FLAGS, TINY_MLA_FLAGS, Progress
-from tests.end_to_end.load import Shape, run_until, steady_load
+from tests.end_to_end.load import Shape, run_to_the_end, run_until, steady_load
 from tests.end_to_end.page_proxy import Handed, page_proxy
 from tests.end_to_end.prometheus_server import Binaries, PrometheusServer
 from tests.end_to_end.tiny_model import write_model
@@ -129,6 +133,24 @@ def test_one_target_without_any_config_predicts_the_same(watched: Watched) -> No
         assert serve.value("kvheadroom_source_up", source="version") == 1
 
 
+def test_filtered_pages_of_an_idle_server_tell_what_its_whole_page_tells(tiny_gqa_server: VllmServer) -> None:
+    shape = Shape(clients=2, prompt_tokens=70, output_tokens=5, max_requests=4)
+    assert run_to_the_end(tiny_gqa_server.base_url, shape).finished == 4
+    wait_for(lambda: tiny_gqa_server.metric_sum("vllm:num_requests_running") == 0, "the end of all work")
+
+    def read(path: str, earlier: SeldomFigures | None = None) -> VllmPage:
+        page = parse_page(requests.get(tiny_gqa_server.base_url + path, timeout=10).content, earlier)
+        assert isinstance(page, VllmPage)
+        return page
+
+    whole = read(WHOLE_PAGE)
+    assert (whole.engines[0].finished_requests_total or 0) >= 4
+    assert (whole.engines[0].prompt_tokens_local_compute_total or 0) > 0
+    assert read(FILTERED_PAGE_WITH_SELDOM) == whole
+    assert read(FILTERED_PAGE, seldom_figures(whole)) == whole
+    assert read(FILTERED_PAGE).engines[0].finished_requests_total is None
+
+
 def test_wrong_results_on_the_page_leave_the_prediction_where_it_is(watched: Watched) -> None:
     predicted = {
         name: {
@@ -148,8 +170,7 @@ def test_wrong_results_on_the_page_leave_the_prediction_where_it_is(watched: Wat
     assert watched.serve.value("kvheadroom_observed_blocks", replica="lied-to") == 7919
 
 
-def compare_with_page(engine: dict[str, Any], page: dict[str, float]) -> None:
-    snapshot = engine["snapshot"]
+def compare_snapshot(snapshot: dict[str, Any], page: dict[str, float]) -> None:
     assert snapshot["kv_usage_ratio"] == page["vllm:kv_cache_usage_perc"]
     assert snapshot["requests_running"] == page["vllm:num_requests_running"]
     assert snapshot["requests_waiting"] == page["vllm:num_requests_waiting"]
@@ -167,6 +188,10 @@ def compare_with_page(engine: dict[str, Any], page: dict[str, float]) -> None:
         "generation_tokens_total",
     ):
         assert snapshot[name] == page[f"vllm:{name}"], name
+
+
+def compare_with_page(engine: dict[str, Any], page: dict[str, float]) -> None:
+    compare_snapshot(engine["snapshot"], page)
     used = page["vllm:kv_cache_usage_perc"] * 127
     assert abs(used - round(used)) < 1e-6
     assert engine["observed"]["used_blocks"] == round(used)

@@ -291,7 +291,7 @@ def test_a_page_tells_which_of_the_wanted_metrics_it_has() -> None:
     assert read('vllm:gpu_cache_usage_perc{engine="0"} 0.5\n').metrics == {"vllm:kv_cache_usage_perc"}
     everything = read(capture("gqa_openmetrics")).metrics
     assert read(capture("dp2.idle")).metrics == read(capture("dp2.after")).metrics == everything
-    assert len(everything) == 18
+    assert len(everything) == 17
 
 
 def test_an_engine_with_two_served_names_or_a_copy_per_process_is_one_pool() -> None:

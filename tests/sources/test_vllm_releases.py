@@ -203,7 +203,7 @@ PAGES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         {
             "0": {
                 "prompt_tokens_total": 5000.0,
-                "prompt_tokens_cached_total": 1800.0,
+                "prompt_tokens_local_compute_total": 3200.0,
                 "prompt_tokens_local_cache_hit_total": 1500.0,
                 "prompt_tokens_external_kv_transfer_total": 300.0,
                 "finished_requests_total": 20.0,

@@ -15,7 +15,6 @@ COUNTERS = (
     "external_prefix_cache_queries_total",
     "external_prefix_cache_hits_total",
     "prompt_tokens_total",
-    "prompt_tokens_cached_total",
     "prompt_tokens_local_cache_hit_total",
     "prompt_tokens_external_kv_transfer_total",
     "generation_tokens_total",

@@ -176,14 +176,14 @@ def _counted_again(grown: Growth) -> bool:
 def _local_is_not_wired(now: EngineSnapshot) -> bool:
     """Whether prompts were found in the engine's cache that its hit counter has never counted.
 
-    Up to 0.19 a prompt of one token counts as found there, but not as cached: what is cached and not transferred has to
-    tell it as well.
+    Up to 0.19 a prompt of one token counts as found although it is computed: what was neither computed nor transferred has
+    to tell it as well.
     """
-    return (
-        now.prefix_cache_hits_total == 0
-        and bool(now.prompt_tokens_local_cache_hit_total)
-        and (now.prompt_tokens_cached_total or 0) > (now.prompt_tokens_external_kv_transfer_total or 0)
-    )
+    prompts, computed = now.prompt_tokens_total, now.prompt_tokens_local_compute_total
+    if prompts is None or computed is None:
+        return False
+    found = prompts - computed - (now.prompt_tokens_external_kv_transfer_total or 0)
+    return now.prefix_cache_hits_total == 0 and bool(now.prompt_tokens_local_cache_hit_total) and found > 0
 
 
 def _external_is_not_wired(now: EngineSnapshot) -> bool:

@@ -119,9 +119,10 @@ class EngineSnapshot:
         sleeping: vLLM's sleep mode: weights or pool are not in GPU memory (0.11.2 and later).
         prefix_match_unit: tokens that a prefix hit is a multiple of, where the operator chose it (0.26 and later).
         *_total: counters since the server's start; prefix counters in tokens.
-        prompt_tokens_*_total: prompt tokens that were not computed: found in this engine's cache, supplied by a
-            connector, and both together; counted once for each request, as its prefill ends (0.16 and later).
-        finished_*_total: requests that finished, and their tokens; those whose client went away are not among them.
+        prompt_tokens_*_total: prompt tokens by where they came from: computed, found in this engine's cache, supplied by
+            a connector; counted once for each request, as its prefill ends (0.16 and later).
+        finished_*_total: requests that finished, and their tokens; those whose client went away are not among them. All
+            of one instant, which may be a minute before the rest.
     """
 
     engine: str
@@ -145,7 +146,7 @@ class EngineSnapshot:
     external_prefix_cache_queries_total: float | None = None
     external_prefix_cache_hits_total: float | None = None
     prompt_tokens_total: float | None = None
-    prompt_tokens_cached_total: float | None = None
+    prompt_tokens_local_compute_total: float | None = None
     prompt_tokens_local_cache_hit_total: float | None = None
     prompt_tokens_external_kv_transfer_total: float | None = None
     generation_tokens_total: float | None = None

@@ -28,7 +28,7 @@ _instant = itemgetter(0)
 class EngineHistory:
     """Rows of one engine, evenly spaced: at a gap, a restart or a clock set back they begin anew.
 
-    A row is 17 numbers; 80 KB in all at an interval of 1 s or less, 26 KB at 5 s.
+    A row is 16 numbers; 80 KB in all at an interval of 1 s or less, 26 KB at 5 s.
     """
 
     def __init__(self, interval_seconds: float) -> None:

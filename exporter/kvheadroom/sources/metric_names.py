@@ -26,6 +26,7 @@ class WantedMetric:
         when: label and value that a sample must have, None where every sample of the name is meant.
         most: the largest value that can be true.
         releases: which show it, for people.
+        seldom: asked for once a minute; a histogram costs the server as much as six gauges.
     """
 
     metric: str
@@ -33,6 +34,7 @@ class WantedMetric:
     when: tuple[str, str] | None = None
     most: float = LARGEST_WHOLE
     releases: str = "all"
+    seldom: bool = False
 
 
 # Where a release says one figure under two names, the preferred one stands first.
@@ -73,7 +75,12 @@ WANTED_METRICS: tuple[WantedMetric, ...] = (
         "external_prefix_cache_hits_total", "external_prefix_cache_hits_total", releases="from 0.11"
     ),
     WantedMetric("prompt_tokens_total", "prompt_tokens_total"),
-    WantedMetric("prompt_tokens_cached_total", "prompt_tokens_cached_total", releases="from 0.16"),
+    WantedMetric(
+        "prompt_tokens_by_source_total",
+        "prompt_tokens_local_compute_total",
+        when=("source", "local_compute"),
+        releases="from 0.16",
+    ),
     WantedMetric(
         "prompt_tokens_by_source_total",
         "prompt_tokens_local_cache_hit_total",
@@ -88,14 +95,17 @@ WANTED_METRICS: tuple[WantedMetric, ...] = (
     ),
     WantedMetric("generation_tokens_total", "generation_tokens_total"),
     # Of these histograms the sums alone: how long prompts and answers are on average.
-    WantedMetric("request_prompt_tokens_count", "finished_requests_total"),
-    WantedMetric("request_prompt_tokens_sum", "finished_prompt_tokens_total"),
-    WantedMetric("request_generation_tokens_sum", "finished_generation_tokens_total"),
+    WantedMetric("request_prompt_tokens_count", "finished_requests_total", seldom=True),
+    WantedMetric("request_prompt_tokens_sum", "finished_prompt_tokens_total", seldom=True),
+    WantedMetric("request_generation_tokens_sum", "finished_generation_tokens_total", seldom=True),
 )
 
 NAMES: tuple[str, ...] = tuple(
     dict.fromkeys((INFO_METRIC, SLEEP_STATE, *(wanted.metric for wanted in WANTED_METRICS)))
 )
+SELDOM_NAMES: frozenset[str] = frozenset(wanted.metric for wanted in WANTED_METRICS if wanted.seldom)
+OFTEN_NAMES: tuple[str, ...] = tuple(name for name in NAMES if name not in SELDOM_NAMES)
+SELDOM_FIELDS: tuple[str, ...] = tuple(wanted.field for wanted in WANTED_METRICS if wanted.seldom)
 BY_NAME: Mapping[str, tuple[WantedMetric, ...]] = {
     name: tuple(wanted for wanted in WANTED_METRICS if wanted.metric == name) for name in NAMES
 }

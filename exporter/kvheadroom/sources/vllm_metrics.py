@@ -37,6 +37,7 @@ from kvheadroom.sources.page_scanner import (
     series_before,
     wanted_lines,
 )
+from kvheadroom.sources.seldom_figures import SeldomFigures
 from kvheadroom.sources.vllm_info import info_fields, info_of
 
 MAX_ENGINES = 1024
@@ -54,13 +55,17 @@ _ONCE_IN_BLOCKS = frozenset({"gpu_prefix_cache_queries_total", "gpu_prefix_cache
 # Layouts that are remembered: those of as many kinds of servers, whose wanted lines are not larger than this.
 _MAX_LAYOUTS = 1024
 _MAX_LAYOUT_BYTES = 64 * 1024
+_NONE: Mapping[str, Any] = {}
 
 
-def parse_page(body: bytes) -> VllmPage | SourceFailure:
+def parse_page(body: bytes, earlier: SeldomFigures | None = None) -> VllmPage | SourceFailure:
     """Read one page; a failure only when the bytes are no metrics page of a vLLM server.
 
     Lines that cannot be read and values that cannot be true are dropped and reported as problems: a page
     with one bad line still tells the rest.
+
+    Args:
+        earlier: taken over where the page is of the same process and does not tell it.
     """
     lines = wanted_lines(body)
     if not lines and _ANY_VLLM.search(body) is None:
@@ -70,7 +75,13 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
         return SourceFailure("metrics", FailureReason.TOO_LARGE, detail)
     problems: list[PageProblem] = []
     layout, values = _read(lines, problems)
-    engines = tuple(_snapshot(engine, layout, values, problems) for engine in layout.engines)
+    process_start = _start_time(body)
+    metrics, more = _metrics(body, layout), _NONE
+    if earlier is not None and earlier.process_start == process_start:
+        metrics, more = metrics | earlier.metrics, earlier.fields
+    engines = tuple(
+        _snapshot(engine, layout, values, more.get(engine.name, _NONE), problems) for engine in layout.engines
+    )
     if not engines:
         problems.append(
             PageProblem(
@@ -82,8 +93,8 @@ def parse_page(body: bytes) -> VllmPage | SourceFailure:
         format="openmetrics" if body[-20:].rstrip().endswith(b"# EOF") else "text",
         engines=engines,
         problems=tuple(problems[:_MAX_PROBLEMS]),
-        process_start_time_seconds=_start_time(body),
-        metrics=_metrics(body, layout),
+        process_start_time_seconds=process_start,
+        metrics=metrics,
     )
 
 
@@ -268,10 +279,14 @@ def _engine_layout(
 
 
 def _snapshot(
-    engine: _EngineLayout, layout: _Layout, values: list[float], problems: list[PageProblem]
+    engine: _EngineLayout,
+    layout: _Layout,
+    values: list[float],
+    earlier: Mapping[str, float],
+    problems: list[PageProblem],
 ) -> EngineSnapshot:
     problems += engine.problems
-    fields = dict(engine.static)
+    fields = {**engine.static, **earlier}
     for target, index, most in engine.single:
         value = values[index]
         if 0.0 <= value <= most:
