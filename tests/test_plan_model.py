@@ -372,11 +372,56 @@ def test_the_weights_of_a_draft_model_are_said_not_to_be_counted(tmp_path: Path)
     whole_llama(target)
     (draft / "config.json").write_text(json.dumps(EAGLE))
     said = careful(plan(str(target), *drafted_by(str(draft))).stdout)
-    assert "the draft model's own weights are not counted (their size is not known)" in said
+    assert "the draft model's own weights are not counted (their size is not known; " in said
     index = {"metadata": {"total_size": 2_350_000_000}, "weight_map": {}}
     (draft / "model.safetensors.index.json").write_text(json.dumps(index))
-    (said,) = document(str(target), *drafted_by(str(draft)))["models"][0]["doubts"]
-    assert "the draft model's own weights are not counted (its checkpoint has 2.35 GB)" in said
+    *_, said = document(str(target), *drafted_by(str(draft)))["models"][0]["doubts"]
+    assert "the draft model's own weights are not counted (its checkpoint has 2.35 GB; " in said
+
+
+HEADS_AND_MLP = {
+    "midlayer.self_attn.q_proj.weight": (128, 256),
+    "midlayer.self_attn.k_proj.weight": (64, 256),
+    "midlayer.self_attn.v_proj.weight": (64, 256),
+    "midlayer.self_attn.o_proj.weight": (128, 128),
+    "midlayer.mlp.gate_proj.weight": (256, 128),
+    "midlayer.mlp.up_proj.weight": (256, 128),
+    "midlayer.mlp.down_proj.weight": (128, 256),
+    "fc.weight": (128, 3 * 128),
+}
+NORMS = {
+    f"{name}.weight": (128,)
+    for name in (
+        "midlayer.input_layernorm",
+        "midlayer.post_attention_layernorm",
+        "midlayer.hidden_norm",
+        "norm",
+    )
+}
+
+
+def test_the_weights_of_a_draft_model_with_files_are_counted_on_each_gpu(tmp_path: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    target.mkdir()
+    draft.mkdir()
+    whole_llama(target)
+    config = {
+        **EAGLE,
+        "head_dim": 32,
+        "intermediate_size": 256,
+        "vocab_size": 1000,
+        "torch_dtype": "bfloat16",
+    }
+    (draft / "config.json").write_text(json.dumps(config))
+    size = write_file(draft / "model.safetensors", {**HEADS_AND_MLP, **NORMS})
+    said = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
+    drafted = ["--gpu", "H100", "--speculative-config", json.dumps(said)]
+    (alone,) = document(str(target), "--gpu", "H100")["models"][0]["plans"]
+    model = document(str(target), *drafted)["models"][0]
+    assert model["doubts"] == []
+    (plan_,) = model["plans"]
+    assert plan_["weights_bytes_per_gpu"] == alone["weights_bytes_per_gpu"] + size
+    assert "0.00 GB of the draft model on each GPU" in plan(str(target), *drafted).stdout
 
 
 def test_a_draft_model_that_the_hub_does_not_give_ends_with_1_and_one_that_is_no_path_with_2(

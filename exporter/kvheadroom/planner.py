@@ -161,5 +161,5 @@ def _requests(
             session_tokens=options.session_tokens,
             gpus=options.gpus,
             marketed_bytes=options.marketed_bytes,
-            draft_weights_bytes=None if draft is None else draft.weights_bytes,
+            draft_files=draft,
         )

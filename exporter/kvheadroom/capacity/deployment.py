@@ -38,7 +38,7 @@ class PlanRequest:
         session_tokens: lengths to count sessions of; empty: the usual one, at most max_model_len.
         gpus: GPUs of the whole fleet, None: one replica.
         marketed_bytes: the GB on the box of a card, for the sum on paper; None: the catalogue's.
-        draft_weights_bytes: of the checkpoint of a draft model, None where there is none or it is not known.
+        draft_files: of a draft model, None where there is none or they are not known.
     """
 
     model_files: ModelFiles
@@ -47,7 +47,7 @@ class PlanRequest:
     session_tokens: tuple[int, ...] = ()
     gpus: int | None = None
     marketed_bytes: int | None = None
-    draft_weights_bytes: int | None = None
+    draft_files: ModelFiles | None = None
 
     def with_flags(self, changes: Mapping[str, Any]) -> "PlanRequest":
         """The same with other flags; None takes a flag away."""
@@ -171,6 +171,7 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         answers=ServerAnswers(version=request.version),
         echoed=EchoedFlags(),
         model_files=request.model_files,
+        draft_tensors=None if request.draft_files is None else request.draft_files.tensors,
     )
     layout = plan_layout(facts)
     planned = layout if isinstance(layout, KvLayout) else None
