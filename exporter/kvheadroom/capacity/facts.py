@@ -150,6 +150,7 @@ class ModelFiles:
         weights_faulty: that is a fault of files that are there, and not that there are none.
         weights_doubts: what does not fit together among the weights' files, each one sentence.
         tensors: None without safetensors files and without an index.
+        shards: the file of each tensor, of a model on a hub whose index alone was fetched.
         assumed_because: why these may be the wrong files, or empty.
     """
 
@@ -160,6 +161,7 @@ class ModelFiles:
     weights_faulty: bool = False
     weights_doubts: tuple[str, ...] = ()
     tensors: TensorInventory | None = None
+    shards: Mapping[str, str] = field(default_factory=dict)
     assumed_because: str = ""
 
 

@@ -12,6 +12,7 @@ from kvheadroom.capacity.weights.builders import Model
 from kvheadroom.capacity.weights.draft_plan import plan_draft_weights, with_draft
 from kvheadroom.capacity.weights.files import held_to_files
 from kvheadroom.capacity.weights.model_weights import plan_stages, read_weights
+from kvheadroom.capacity.weights.quantization import read_scheme, scheme_by_headers
 from kvheadroom.capacity.weights.registry import BUILDS
 from kvheadroom.capacity.weights.shares import NotDivisibleError, Ranks
 from kvheadroom.capacity.weights.weight_plan import WeightPlan
@@ -70,6 +71,21 @@ def plan_weights(facts: EngineFacts) -> WeightPlan | str:
     if isinstance(plan, str) or facts.draft.model is None:
         return plan
     return with_draft(plan, plan_draft_weights(facts.draft.model, blueprint, ranks, dtype))
+
+
+def headers_may_tell(facts: EngineFacts) -> bool:
+    """Whether only how layers are quantized is not read from config.json, which headers of the files tell."""
+    model, files = facts.model, facts.model_files
+    if model is None or files is None or model.architecture not in BUILDS:
+        return False
+    text, whole = text_section(model.architecture, files.config), ModelConfig(files.config)
+    try:
+        read_scheme(whole, text)
+    except NotModelledError:
+        return scheme_by_headers(whole, text) is not None
+    except BadFieldError:
+        return False
+    return False
 
 
 def target_bytes(facts: EngineFacts) -> tuple[int, ...] | str:
