@@ -10,9 +10,10 @@ import pytest
 
 from kvheadroom.argument_readers import whole_number
 from tests.capacity.article_models import CONFIGS, WEIGHTS_BYTES
+from tests.capacity.checkpoint_headers import decoder, plain
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.daemon import COMMAND
-from tests.doubles.http_server import http_server, text_answer
+from tests.doubles.http_server import Answer, http_server, ranged, text_answer
 from tests.sources.safetensors_files import file_bytes, header_of, write_file
 from tests.test_plan import imported_by
 
@@ -372,11 +373,56 @@ def test_the_weights_of_a_draft_model_are_said_not_to_be_counted(tmp_path: Path)
     whole_llama(target)
     (draft / "config.json").write_text(json.dumps(EAGLE))
     said = careful(plan(str(target), *drafted_by(str(draft))).stdout)
-    assert "the draft model's own weights are not counted (their size is not known)" in said
+    assert "the draft model's own weights are not counted (their size is not known; " in said
     index = {"metadata": {"total_size": 2_350_000_000}, "weight_map": {}}
     (draft / "model.safetensors.index.json").write_text(json.dumps(index))
-    (said,) = document(str(target), *drafted_by(str(draft)))["models"][0]["doubts"]
-    assert "the draft model's own weights are not counted (its checkpoint has 2.35 GB)" in said
+    *_, said = document(str(target), *drafted_by(str(draft)))["models"][0]["doubts"]
+    assert "the draft model's own weights are not counted (its checkpoint has 2.35 GB; " in said
+
+
+HEADS_AND_MLP = {
+    "midlayer.self_attn.q_proj.weight": (128, 256),
+    "midlayer.self_attn.k_proj.weight": (64, 256),
+    "midlayer.self_attn.v_proj.weight": (64, 256),
+    "midlayer.self_attn.o_proj.weight": (128, 128),
+    "midlayer.mlp.gate_proj.weight": (256, 128),
+    "midlayer.mlp.up_proj.weight": (256, 128),
+    "midlayer.mlp.down_proj.weight": (128, 256),
+    "fc.weight": (128, 3 * 128),
+}
+NORMS = {
+    f"{name}.weight": (128,)
+    for name in (
+        "midlayer.input_layernorm",
+        "midlayer.post_attention_layernorm",
+        "midlayer.hidden_norm",
+        "norm",
+    )
+}
+
+
+def test_the_weights_of_a_draft_model_with_files_are_counted_on_each_gpu(tmp_path: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    target.mkdir()
+    draft.mkdir()
+    whole_llama(target)
+    config = {
+        **EAGLE,
+        "head_dim": 32,
+        "intermediate_size": 256,
+        "vocab_size": 1000,
+        "torch_dtype": "bfloat16",
+    }
+    (draft / "config.json").write_text(json.dumps(config))
+    size = write_file(draft / "model.safetensors", {**HEADS_AND_MLP, **NORMS})
+    said = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
+    drafted = ["--gpu", "H100", "--speculative-config", json.dumps(said)]
+    (alone,) = document(str(target), "--gpu", "H100")["models"][0]["plans"]
+    model = document(str(target), *drafted)["models"][0]
+    assert model["doubts"] == []
+    (plan_,) = model["plans"]
+    assert plan_["weights_bytes_per_gpu"] == alone["weights_bytes_per_gpu"] + size
+    assert "0.00 GB of the draft model on each GPU" in plan(str(target), *drafted).stdout
 
 
 def test_a_draft_model_that_the_hub_does_not_give_ends_with_1_and_one_that_is_no_path_with_2(
@@ -466,6 +512,80 @@ def test_a_name_is_fetched_from_the_hub() -> None:
         run = plan("org/tiny", "--gpu", "H100", environment={"HF_ENDPOINT": endpoint, "HF_HOME": "/nowhere"})
     assert run.returncode == 0, run.stderr
     assert f"config from {endpoint}, revision main" in run.stdout
+
+
+def on_a_hub(dtype: str, total: int | None) -> dict[str, Answer]:
+    """The tiny Llama in two shards, of one type, beside an index with this total."""
+    shapes = {name: shape for name, (_, shape) in decoder(WHOLE_LLAMA, lambda _: plain()).items()}
+    names = sorted(shapes)
+    shards = {"1.safetensors": names[:20], "2.safetensors": names[20:]}
+    base = "/org/tiny/resolve/main/"
+    index: dict[str, Any] = {"weight_map": {name: file for file, held in shards.items() for name in held}}
+    if total is not None:
+        index["metadata"] = {"total_size": total}
+    answers = {
+        base + "config.json": text_answer(json.dumps(WHOLE_LLAMA)),
+        base + "model.safetensors.index.json": text_answer(json.dumps(index)),
+    }
+    for file, held in shards.items():
+        header = header_of({name: shapes[name] for name in held}, dtype)
+        size = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        answers[base + file] = ranged(file_bytes(header, size))
+    return answers
+
+
+TINY_BYTES = 1_693_952
+READS_HEADERS = "kvheadroom: org/tiny: the index does not tell the weights; reading headers, 0 of 2 files\n"
+
+
+def planned_from(
+    answers: dict[str, Answer], *arguments: str
+) -> tuple["subprocess.CompletedProcess[str]", dict[str, Any], list[str]]:
+    """The run, its model in JSON, and the files of tensors that were asked for."""
+    with http_server(answers) as (endpoint, seen):
+        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": "/nowhere"}
+        run = plan("org/tiny", "--gpu", "H100", "--json", *arguments, environment=environment)
+    model = json.loads(run.stdout)["models"][0]
+    return run, model, sorted(path.rpartition("/")[2] for path, _ in seen if path.endswith(".safetensors"))
+
+
+@pytest.mark.parametrize("total", [2 * TINY_BYTES, None])
+def test_where_an_index_does_not_tell_the_weights_the_headers_of_its_files_do(total: int | None) -> None:
+    run, model, asked = planned_from(on_a_hub("F32", total))
+    assert (run.returncode, run.stderr) == (0, READS_HEADERS)
+    assert asked == ["1.safetensors", "2.safetensors"]
+    assert (model["weights_bytes"], model["doubts"]) == (2 * TINY_BYTES, [])
+    (found,) = model["plans"]
+    # vLLM casts them to 16 bits, and pads the vocabulary from 1,000 to 1,024 rows twice.
+    assert found["weights_bytes_per_gpu"] == TINY_BYTES + 2 * 24 * 128 * 2
+    assert found["weights_by"] == "tensor by tensor, by the files' headers"
+
+
+def test_headers_and_an_index_that_do_not_tell_the_same_size_are_told() -> None:
+    _, model, asked = planned_from(on_a_hub("BF16", 5_000_000_000))
+    assert len(asked) == 2
+    (doubt,) = model["doubts"]
+    assert "speaks of 5,000,000,000 bytes, and its files have 1,693,952; the files are believed" in doubt
+
+
+@pytest.mark.parametrize(
+    ("total", "arguments"), [(TINY_BYTES, []), (5_000_000_000, ["--weights-bytes", "1693952"])]
+)
+def test_headers_are_not_asked_for_where_the_weights_are_known(total: int, arguments: list[str]) -> None:
+    run, _, asked = planned_from(on_a_hub("BF16", total), *arguments)
+    assert (run.returncode, run.stderr, asked) == (0, "", [])
+
+
+def test_a_file_that_the_hub_does_not_give_leaves_the_index_and_is_told() -> None:
+    answers = on_a_hub("F32", 2 * TINY_BYTES)
+    del answers["/org/tiny/resolve/main/2.safetensors"]
+    run, model, _ = planned_from(answers)
+    assert run.returncode == 0
+    first, second = model["doubts"]
+    assert first.startswith("org/tiny (2.safetensors): there is no such model or file")
+    assert first.endswith("; so the types and sizes of the tensors are not known")
+    assert "each GPU is given an even share of the checkpoint" in second
+    assert model["plans"][0]["weights_bytes_per_gpu"] == 2 * TINY_BYTES
 
 
 def test_a_hub_that_gives_no_model_ends_with_1_and_never_shows_the_token() -> None:

@@ -1,25 +1,29 @@
 """Composition root of `kvheadroom plan MODEL`: options -> model files -> plans. Knows nothing of servers."""
 
-from collections.abc import Iterator, Mapping
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kvheadroom.capacity.deployment import PlanRequest
+from kvheadroom.capacity.deployment import PlanRequest, facts_of_start
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, TensorInventory
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.model_plan import ModelPlan, plan_model
+from kvheadroom.capacity.rank_weights import wants_headers
 from kvheadroom.capacity.readings import SourceFailure
 from kvheadroom.capacity.speculation import DRAFT_CONFIG, WITH_MODEL
 from kvheadroom.sources.hub_environment import SOURCE as HUB
 from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json
-from kvheadroom.sources.model_lookup import LocatedModel, find_model
+from kvheadroom.sources.model_lookup import LocatedModel, find_model, with_headers
 from kvheadroom.sources.safetensors import named_tensors
 from kvheadroom.sources.weight_files import total_size
 
 MAX_ROWS = 64
+REPORT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,13 @@ class ModelUnavailableError(Exception):
     """A hub that would not or could not give a model: nothing that the options could have known."""
 
 
-def make_plans(options: PlanOptions, environment: Mapping[str, str], home: Path) -> tuple[ModelPlan, ...]:
+Report = Callable[[str], None]
+"""Told what takes a while, one line."""
+
+
+def make_plans(
+    options: PlanOptions, environment: Mapping[str, str], home: Path, report: Report
+) -> tuple[ModelPlan, ...]:
     """One plan for each model.
 
     Raises:
@@ -67,7 +77,7 @@ def make_plans(options: PlanOptions, environment: Mapping[str, str], home: Path)
         ModelUnavailableError: the hub gave no model.
     """
     _check(options)
-    return tuple(_plan(options, source, environment, home) for source in options.models)
+    return tuple(_plan(options, source, environment, home, report) for source in options.models)
 
 
 def _check(options: PlanOptions) -> None:
@@ -88,15 +98,36 @@ def _sized(flags: Mapping[str, Any]) -> bool:
     return "kv_cache_memory_bytes" in flags or "num_gpu_blocks_override" in flags
 
 
-def _plan(options: PlanOptions, source: ModelSource, environment: Mapping[str, str], home: Path) -> ModelPlan:
+def _plan(
+    options: PlanOptions, source: ModelSource, environment: Mapping[str, str], home: Path, report: Report
+) -> ModelPlan:
     located = _find(source.name, environment, home)
     files = located.files
     if source.index is not None:
         total, tensors = _read_index(source.index)
         files = replace(files, weights_bytes=total, tensors=tensors)
     draft = _find_draft(options, environment, home)
-    requests = tuple(_requests(_with_draft(options, draft), source, files, draft))
+    options = _with_draft(options, draft)
+    if located.hub is not None and source.index is None and source.weights_bytes is None:
+        first = next(_requests(options, source, files, draft))
+        if wants_headers(facts_of_start(first)):
+            files = with_headers(located, _reporter(report, source.name))
+    requests = tuple(_requests(options, source, files, draft))
     return plan_model(_shown_name(source.name), located.where, requests, by_sum=options.by_sum)
+
+
+def _reporter(report: Report, name: str) -> Callable[[int, int], None]:
+    """One line at once, and one every few seconds."""
+    told = -math.inf
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= REPORT_SECONDS:
+            told = now
+            report(f"{name}: the index does not tell the weights; reading headers, {done} of {total} files")
+
+    return tell
 
 
 def _find(name: str, environment: Mapping[str, str], home: Path, what: str = "") -> LocatedModel:
@@ -161,5 +192,5 @@ def _requests(
             session_tokens=options.session_tokens,
             gpus=options.gpus,
             marketed_bytes=options.marketed_bytes,
-            draft_weights_bytes=None if draft is None else draft.weights_bytes,
+            draft_files=draft,
         )

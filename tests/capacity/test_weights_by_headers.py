@@ -344,6 +344,29 @@ def test_what_vllm_makes_in_8_bits_is_counted_so_and_told_where_it_is_stored_oth
     assert "8 matrices are stored in 16 bits or more although config.json quantizes them" in plan.doubt
 
 
+def test_what_vllm_makes_packed_in_8_bits_is_not_made_of_16_bits() -> None:
+    scheme = {
+        **groups(("Linear", whole_numbers(8, 128))),
+        "format": "pack-quantized",
+    }
+    config = {**LLAMA, "quantization_config": scheme}
+    plan = planned(config, headers.decoder(LLAMA, by(("self_attn", headers.packed(8, 128)))), TP2)
+    plain, made = planned(LLAMA, None, TP2), planned(config, None, TP2)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(plain, WeightPlan)
+    assert isinstance(made, WeightPlan), made
+    assert (
+        "4 matrices are stored in another type than config.json says, and are counted as they are"
+        in plan.doubt
+    )
+    mlp = {
+        weights: next(term for term in weights.terms if term.name == "mlp").stage_bytes
+        for weights in (plan, plain)
+    }
+    assert mlp[plan] == mlp[plain]
+    assert made.stage_bytes < plan.stage_bytes < plain.stage_bytes
+
+
 def test_8_bits_that_config_json_does_not_speak_of_count_in_the_models_dtype_and_are_told() -> None:
     shapes = headers.decoder(LLAMA, by(("mlp", headers.plain("F8_E4M3"))))
     plan, made = planned(LLAMA, shapes, TP2), planned(LLAMA, None, TP2)

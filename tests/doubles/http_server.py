@@ -28,6 +28,22 @@ def text_answer(body: bytes | str, *, status: int = 200, content_type: str = "te
     return answer
 
 
+def ranged(content: bytes, *, takes_ranges: bool = True) -> Answer:
+    """A file as a hub serves it: with ranges from its beginning, or whole whatever was asked."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        asked = request.headers["Range"] if takes_ranges else None
+        part = content if asked is None else content[: int(asked.removeprefix("bytes=0-")) + 1]
+        request.send_response(200 if asked is None else 206)
+        request.send_header("Content-Length", str(len(part)))
+        if asked is not None:
+            request.send_header("Content-Range", f"bytes 0-{len(part) - 1}/{len(content)}")
+        request.end_headers()
+        request.wfile.write(part)
+
+    return answer
+
+
 def guarded(answers: dict[str, Answer], *, header: str, value: str, paths: str = "/") -> dict[str, Answer]:
     """The same, with 401 for who does not send the header; only at paths that begin so."""
 

@@ -13,7 +13,7 @@ from kvheadroom.capacity.facts import ModelFiles, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.hub_environment import HubEnvironment, HubName
 from kvheadroom.sources.model_hub import fetch_model_files
-from tests.doubles.http_server import Answer, http_server, make_certificate, text_answer
+from tests.doubles.http_server import Answer, http_server, make_certificate, ranged, text_answer
 from tests.sources.safetensors_files import file_bytes, header_of
 
 TOKEN = "hf_a-token-that-nobody-may-see"
@@ -62,7 +62,7 @@ def test_a_model_comes_with_its_config_and_the_total_of_its_index() -> None:
         files = fetch_model_files(hub(endpoint), MODEL)
     assert files == ModelFiles(
         folder="zai-org/GLM-5.3@main", config={"architectures": ["X"]}, weights_bytes=464_115_778_000,
-        tensors=TensorInventory(sizes={"a": None}),
+        tensors=TensorInventory(sizes={"a": None}), shards={"a": "1.safetensors"},
     )  # fmt: skip
     assert [path for path, _ in seen] == [CONFIG, INDEX]
     assert {headers["Authorization"] for _, headers in seen} == {f"Bearer {TOKEN}"}
@@ -75,35 +75,21 @@ def test_without_a_token_none_is_sent() -> None:
     assert all("Authorization" not in headers for _, headers in seen)
 
 
-def ranged(content: bytes, *, takes_ranges: bool = True) -> Answer:
-    """A file as a hub serves it: with ranges, or whole whatever was asked."""
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        asked = request.headers["Range"] if takes_ranges else None
-        part = content if asked is None else content[: int(asked.removeprefix("bytes=0-")) + 1]
-        request.send_response(200 if asked is None else 206)
-        request.send_header("Content-Length", str(len(part)))
-        request.end_headers()
-        request.wfile.write(part)
-
-    return answer
-
-
 @pytest.mark.parametrize("takes_ranges", [True, False])
 @pytest.mark.parametrize("tensors", [2, 20_000])
 def test_a_single_file_without_an_index_is_summed_up_by_its_header(
     *, takes_ranges: bool, tensors: int
 ) -> None:
     shapes = {f"a-tensor-with-a-long-name-{i}": (8,) for i in range(tensors)}
-    content = file_bytes(header_of(shapes), 16 * tensors + (1 << 22))
+    content = file_bytes(header_of({**shapes, "large": (1 << 21,)}), 16 * tensors + (1 << 22))
     missing = with_headers({"X-Error-Code": "EntryNotFound"}, status=404)
     answers = {CONFIG: json_answer({}), INDEX: missing, SINGLE: ranged(content, takes_ranges=takes_ranges)}
     with http_server(answers) as (endpoint, seen):
         files = fetch_model_files(hub(endpoint), MODEL)
     assert isinstance(files, ModelFiles)
-    assert files.weights_bytes == 16 * tensors
+    assert files.weights_bytes == 16 * tensors + (1 << 22)
     assert files.tensors is not None
-    assert files.tensors.sizes == dict.fromkeys(shapes, 16)
+    assert files.tensors.sizes == {**dict.fromkeys(shapes, 16), "large": 1 << 22}
     # A header of more than the first MiB is asked for once more, and nothing beyond it.
     ranges = [headers["Range"] for path, headers in seen if path == SINGLE]
     assert len(ranges) == (1 if tensors == 2 else 2)

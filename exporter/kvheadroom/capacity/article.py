@@ -12,6 +12,7 @@ from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, plan_deploym
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.capacity.rank_weights import RankWeights
+from kvheadroom.capacity.weights import DRAFT_MODEL
 
 GB = 10**9
 _PLANNING = "v1/core/kv_cache_planning.py"
@@ -246,7 +247,15 @@ def _byte_steps(
                 kv_bytes,
                 weights.origin,
             )
-        made = sum(term.total_bytes for term in held.terms)
+        if held.draft_model_bytes:
+            kv_bytes -= held.draft_model_bytes
+            yield (
+                "draft",
+                f"{held.draft_model_bytes / GB:.2f} GB of the draft model on each GPU",
+                kv_bytes,
+                weights.origin,
+            )
+        made = sum(term.total_bytes for term in held.terms if term.name != DRAFT_MODEL)
         if beside := simple.weights_bytes - held.not_loaded_bytes - made:
             kv_bytes += beside / tp
             yield "files", "the checkpoint's total against what config.json makes", kv_bytes, weights.origin

@@ -38,7 +38,7 @@ class PlanRequest:
         session_tokens: lengths to count sessions of; empty: the usual one, at most max_model_len.
         gpus: GPUs of the whole fleet, None: one replica.
         marketed_bytes: the GB on the box of a card, for the sum on paper; None: the catalogue's.
-        draft_weights_bytes: of the checkpoint of a draft model, None where there is none or it is not known.
+        draft_files: of a draft model, None where there is none or they are not known.
     """
 
     model_files: ModelFiles
@@ -47,7 +47,7 @@ class PlanRequest:
     session_tokens: tuple[int, ...] = ()
     gpus: int | None = None
     marketed_bytes: int | None = None
-    draft_weights_bytes: int | None = None
+    draft_files: ModelFiles | None = None
 
     def with_flags(self, changes: Mapping[str, Any]) -> "PlanRequest":
         """The same with other flags; None takes a flag away."""
@@ -159,19 +159,25 @@ class DeploymentPlan:
 USUAL_SESSION_TOKENS = 262_144
 
 
-def plan_deployment(request: PlanRequest) -> DeploymentPlan:
-    """What vLLM would make of this start."""
+def facts_of_start(request: PlanRequest) -> EngineFacts:
+    """What is known of such an engine; `--max-model-len auto` counts as not said."""
     flags = dict(request.operator.flags)
-    engines = flags.get("data_parallel_size", 1)
-    fit_length = flags.get("max_model_len") == AUTO_LENGTH
-    if fit_length:
+    if flags.get("max_model_len") == AUTO_LENGTH:
         del flags["max_model_len"]
-    facts = resolve_facts(
+    return resolve_facts(
         operator=replace(request.operator, flags=flags),
         answers=ServerAnswers(version=request.version),
         echoed=EchoedFlags(),
         model_files=request.model_files,
+        draft_tensors=None if request.draft_files is None else request.draft_files.tensors,
     )
+
+
+def plan_deployment(request: PlanRequest) -> DeploymentPlan:
+    """What vLLM would make of this start."""
+    engines = request.operator.flags.get("data_parallel_size", 1)
+    fit_length = request.operator.flags.get("max_model_len") == AUTO_LENGTH
+    facts = facts_of_start(request)
     layout = plan_layout(facts)
     planned = layout if isinstance(layout, KvLayout) else None
     budget = plan_budget(facts)

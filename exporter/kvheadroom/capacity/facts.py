@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from kvheadroom.capacity.gpu_catalogue import CPU
-from kvheadroom.capacity.layer_stack import Layers
+from kvheadroom.capacity.layer_stack import Layers, LayerStack
 from kvheadroom.capacity.model_geometry import ModelGeometry
 from kvheadroom.capacity.parallelism import Parallelism
 from kvheadroom.capacity.release_rules import ReleaseRules
@@ -150,6 +150,7 @@ class ModelFiles:
         weights_faulty: that is a fault of files that are there, and not that there are none.
         weights_doubts: what does not fit together among the weights' files, each one sentence.
         tensors: None without safetensors files and without an index.
+        shards: the file of each tensor, of a model on a hub whose index alone was fetched.
         assumed_because: why these may be the wrong files, or empty.
     """
 
@@ -160,6 +161,7 @@ class ModelFiles:
     weights_faulty: bool = False
     weights_doubts: tuple[str, ...] = ()
     tensors: TensorInventory | None = None
+    shards: Mapping[str, str] = field(default_factory=dict)
     assumed_because: str = ""
 
 
@@ -209,6 +211,25 @@ class CacheFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModel:
+    """A draft model of its own.
+
+    Attributes:
+        architecture: the class that vLLM takes for it.
+        config: its config.json.
+        stack: its layers.
+        quantization: what `--speculative-config` says of it, None where it says nothing.
+        tensors: those of its checkpoint, None where they are not known.
+    """
+
+    architecture: str
+    config: Mapping[str, Any]
+    stack: LayerStack
+    quantization: str | None = None
+    tensors: TensorInventory | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """Speculative decoding: what drafts, and the layers that it adds to the cache.
 
@@ -216,6 +237,7 @@ class Draft:
         tokens: tokens drafted per step.
         longest_context: the longest context that the draft takes, None: that of its target.
         num_heads, num_kv_heads, vocab_size: of a draft with a config.json of its own, None without one.
+        model: a draft with a model of its own, None without one.
         note: how it is known, where nobody said it.
     """
 
@@ -226,6 +248,7 @@ class Draft:
     num_heads: int | None = None
     num_kv_heads: int | None = None
     vocab_size: int | None = None
+    model: DraftModel | None = None
     note: str = ""
 
     @property

@@ -21,6 +21,7 @@ from kvheadroom.capacity.facts import (
     OperatorFacts,
     Origin,
     ServerAnswers,
+    TensorInventory,
 )
 from kvheadroom.capacity.gpu_cards import LARGE, LARGEST
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
@@ -43,12 +44,14 @@ def resolve_facts(
     echoed: EchoedFlags,
     model_files: ModelFiles | None,
     model_files_missing: MissingFact | None = None,
+    draft_tensors: TensorInventory | None = None,
     sizes_weights: bool = True,
 ) -> EngineFacts:
     """Facts of one engine from everything that was said about it.
 
     Args:
         model_files_missing: why `model_files` is None.
+        draft_tensors: of a draft model's checkpoint, None where they are not known.
         sizes_weights: make weights that nobody said from config.json; it takes time, and is of use only where the pool
             is what they leave over.
     """
@@ -72,7 +75,7 @@ def resolve_facts(
 
     if flags.get("hf_overrides"):
         obstacles.append(f"the flag hf_overrides={shown(flags['hf_overrides'])} is not modelled")
-    draft = plan_draft(flags.get("speculative_config"), model)
+    draft = plan_draft(flags.get("speculative_config"), model, draft_tensors)
     if isinstance(draft, str):
         obstacles.append(draft)
         draft = Draft()

@@ -1,5 +1,6 @@
 """One model in several ways to start it -> all that a planner asks: what vLLM does, the sum on paper, other ways."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from kvheadroom.capacity.article import (
 from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, PlanRequest, plan_deployment
 from kvheadroom.capacity.facts import Origin
+from kvheadroom.capacity.rank_weights import RankWeights
 from kvheadroom.capacity.speculation import WITH_MODEL
 
 
@@ -129,16 +131,26 @@ def _doubts(plan: DeploymentPlan, rows: tuple[PlannedRow, ...]) -> tuple[str, ..
     weights = [row.plan.weights for row in rows if row.plan.weights is not None]
     doubts += dict.fromkeys(one.doubt for one in weights if one.doubt)
     if plan.facts.draft.method in WITH_MODEL:
-        draft = plan.request.draft_weights_bytes
-        size = "their size is not known" if draft is None else f"its checkpoint has {draft / 1e9:.2f} GB"
-        doubts.append(
-            f"the draft model's own weights are not counted ({size}): each GPU has less for KV by what it holds of them"
-        )
+        doubts += _uncounted_draft(plan, weights)
     if needs_remote_code(files.config):
         doubts.append(
             "its configuration is the repository's own code: vLLM starts with --trust-remote-code only"
         )
     return tuple(doubts)
+
+
+def _uncounted_draft(plan: DeploymentPlan, weights: list[RankWeights]) -> Iterator[str]:
+    """That the weights of a draft model are not counted, and why; nothing where they are."""
+    reasons = dict.fromkeys(
+        "the model's own are an even share" if one.plan is None else one.plan.draft_unknown for one in weights
+    )
+    stored = None if plan.request.draft_files is None else plan.request.draft_files.weights_bytes
+    size = "their size is not known" if stored is None else f"its checkpoint has {stored / 1e9:.2f} GB"
+    for reason in filter(None, reasons):
+        yield (
+            f"the draft model's own weights are not counted ({size}; {reason}): each GPU has less for KV by what it holds of "
+            "them"
+        )
 
 
 def _taken_instead(plan: DeploymentPlan) -> str:

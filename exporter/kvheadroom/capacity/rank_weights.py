@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.weights import WeightPlan, plan_weights
+from kvheadroom.capacity.weights import WeightPlan, headers_may_tell, plan_weights
 from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint, another_checkpoint
 
 TOLERANCE = 0.01
@@ -53,6 +53,19 @@ def weights_of(facts: EngineFacts) -> RankWeights | str | None:
         note=f"an even share for each GPU: {plan}",
         doubt=f"{plan}: {_ANOTHER}" if isinstance(plan, AnotherCheckpoint) else "",
     )
+
+
+def wants_headers(facts: EngineFacts) -> bool:
+    """Whether the headers of files whose index alone is known would tell what it does not: the size, or the types."""
+    files = facts.model_files
+    if files is None or files.tensors is None or files.tensors.problem or files.tensors.stored:
+        return False
+    if files.weights_bytes is None:
+        return True
+    plan = plan_weights(facts)
+    if isinstance(plan, str):
+        return headers_may_tell(facts)
+    return isinstance(_held_to(plan, files.weights_bytes), AnotherCheckpoint)
 
 
 _ANOTHER = (

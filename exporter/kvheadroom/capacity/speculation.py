@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvheadroom.capacity.checkpoint_types import kv_dtypes
-from kvheadroom.capacity.facts import Draft
+from kvheadroom.capacity.facts import Draft, DraftModel, TensorInventory
 from kvheadroom.capacity.families import attention
 from kvheadroom.capacity.layer_stack import Layers
 from kvheadroom.capacity.layers import AttentionLayer, CacheLayer
@@ -92,8 +92,14 @@ DRAFT_CONFIG = "draft_config"
 """Where a planning case gives the draft's config.json; vLLM itself is given a path or a name."""
 
 
-def plan_draft(config: Any, model: ModelGeometry | None) -> Draft | str:
-    """The draft; a string says why it is not modelled."""
+def plan_draft(
+    config: Any, model: ModelGeometry | None, tensors: TensorInventory | None = None
+) -> Draft | str:
+    """The draft; a string says why it is not modelled.
+
+    Args:
+        tensors: those of a draft model's checkpoint, None where they are not known.
+    """
     if config is None:
         return Draft()
     if not isinstance(config, Mapping):
@@ -122,7 +128,7 @@ def plan_draft(config: Any, model: ModelGeometry | None) -> Draft | str:
     if method in _CALLED_MTP:
         return _mtp(model, tokens)
     if method in WITH_MODEL:
-        return _with_model(config, model, method, tokens)
+        return _with_model(config, model, method, tokens, tensors)
     return f"speculative decoding by {shown(method)} is not modelled"
 
 
@@ -168,7 +174,13 @@ def _mtp(model: ModelGeometry, tokens: int) -> Draft | str:
     return Draft(method="mtp", tokens=tokens, layers=model.stack.mtp)
 
 
-def _with_model(config: Mapping[str, Any], model: ModelGeometry, method: str, tokens: int) -> Draft | str:
+def _with_model(
+    config: Mapping[str, Any],
+    model: ModelGeometry,
+    method: str,
+    tokens: int,
+    tensors: TensorInventory | None,
+) -> Draft | str:
     given = config.get(DRAFT_CONFIG)
     if not isinstance(given, Mapping):
         return f"the config.json of the draft model of method {method} is not known (`{DRAFT_CONFIG}`)"
@@ -202,6 +214,13 @@ def _with_model(config: Mapping[str, Any], model: ModelGeometry, method: str, to
         num_heads=heads,
         num_kv_heads=kv_heads,
         vocab_size=vocabulary,
+        model=DraftModel(
+            architecture=name,
+            config=given,
+            stack=stack,
+            quantization=config.get("quantization"),
+            tensors=tensors,
+        ),
     )
 
 

@@ -169,7 +169,17 @@ def bridges(model: ModelPlan) -> Iterator[str]:
             texts.setdefault(step.key, step.step)
     order = [
         key
-        for key in ("sum", "memory", "not_loaded", "replicated", "files", "shapes", "blocks", "counting")
+        for key in (
+            "sum",
+            "memory",
+            "not_loaded",
+            "replicated",
+            "draft",
+            "files",
+            "shapes",
+            "blocks",
+            "counting",
+        )
         if key in texts
     ]
     lines = []

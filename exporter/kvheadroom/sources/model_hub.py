@@ -5,20 +5,28 @@ limit and a deadline, and nothing is written to disk.
 """
 
 import json
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 
 from kvheadroom import __version__
-from kvheadroom.capacity.facts import ModelFiles, TensorInventory
+from kvheadroom.capacity.facts import ModelFiles, StoredTensor, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
 from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
-from kvheadroom.sources.safetensors import inventory, named_tensors
-from kvheadroom.sources.safetensors_header import LENGTH_BYTES, BadHeaderError, header_length, parse_header
+from kvheadroom.sources.safetensors import inventory, named_tensors, shards_of
+from kvheadroom.sources.safetensors_header import (
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    BadHeaderError,
+    header_length,
+    parse_header,
+)
 from kvheadroom.sources.weight_files import INDEX_NAME, total_size, without_total
 
 FILE_SECONDS = 60.0
@@ -28,6 +36,10 @@ CHUNK_BYTES = 1 << 16
 SINGLE_NAME = "model.safetensors"
 HEADER_GUESS_BYTES = 1 << 20
 """Enough for the header of most single files."""
+
+_PARTIAL = 206
+_BEGINNING = re.compile(r"bytes 0-\d{1,15}/(\d{1,18}|\*)", re.ASCII)
+_ANOTHER_PART = -1
 
 T = TypeVar("T")
 
@@ -40,13 +52,14 @@ def fetch_model_files(
     Args:
         timeout_seconds: for each file, from the first byte out to the last byte in.
     """
-    hub = _Hub(environment, model, timeout_seconds)
+    hub = Hub(environment, model, timeout_seconds)
     config = hub.fetch_json(CONFIG_NAME, MAX_CONFIG_BYTES)
     if isinstance(config, SourceFailure):
         return config
     index = hub.fetch_json(INDEX_NAME, MAX_INDEX_BYTES)
+    where: Mapping[str, str] = {}
     if not isinstance(index, SourceFailure):
-        weights, tensors = total_size(index), named_tensors(index)
+        weights, tensors, where = total_size(index), named_tensors(index), shards_of(index)
         unknown, faulty = without_total(index), weights is None
     elif index.reason is FailureReason.NOT_FOUND:
         single = hub.fetch_tensors(SINGLE_NAME)
@@ -69,11 +82,24 @@ def fetch_model_files(
         weights_unknown="" if weights is not None else unknown,
         weights_faulty=faulty,
         tensors=tensors,
+        shards=where,
     )
 
 
-class _Hub:
-    """One model on one endpoint."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What came of a file, and how large it is as a whole; None where the hub did not say."""
+
+    content: bytes
+    file_bytes: int | None
+
+
+class Hub:
+    """One model on one endpoint.
+
+    Args:
+        timeout_seconds: for each file, from the first byte out to the last byte in.
+    """
 
     def __init__(self, environment: HubEnvironment, model: HubName, timeout_seconds: float) -> None:
         self._environment = environment
@@ -82,11 +108,11 @@ class _Hub:
 
     def fetch_json(self, file: str, max_bytes: int) -> dict[str, Any] | SourceFailure:
         """One file of the model that holds a JSON object."""
-        content = self._fetch(file, max_bytes)
-        if isinstance(content, SourceFailure):
-            return content
+        answer = self._fetch(file, max_bytes)
+        if isinstance(answer, SourceFailure):
+            return answer
         try:
-            parsed = json.loads(content)
+            parsed = json.loads(answer.content)
         except (ValueError, RecursionError):
             return self._failed(file, FailureReason.BAD_ANSWER, "it is no JSON")
         if not isinstance(parsed, dict):
@@ -95,22 +121,43 @@ class _Hub:
 
     def fetch_tensors(self, file: str) -> TensorInventory | SourceFailure:
         """The tensors of one safetensors file, of which only the header is asked for; or what is wrong with it."""
-        start = self._fetch(file, HEADER_GUESS_BYTES, beginning=True)
-        if isinstance(start, SourceFailure):
-            return start
         try:
-            length = header_length(start)
-            if LENGTH_BYTES + length > len(start):
-                longer = self._fetch(file, LENGTH_BYTES + length, beginning=True)
-                if isinstance(longer, SourceFailure):
-                    return longer
-                start = longer
-            tensors = parse_header(start[LENGTH_BYTES : LENGTH_BYTES + length], None)
+            tensors = self.fetch_header(file, HEADER_GUESS_BYTES)
         except BadHeaderError as reason:
             return TensorInventory(problem=f"{self._model.name} ({file}): {reason}")
-        return inventory(tensors)
+        return tensors if isinstance(tensors, SourceFailure) else inventory(tensors)
 
-    def _fetch(self, file: str, max_bytes: int, *, beginning: bool = False) -> bytes | SourceFailure:
+    def fetch_header(
+        self, file: str, guess_bytes: int, *, most_bytes: int = MAX_HEADER_BYTES
+    ) -> tuple[StoredTensor, ...] | SourceFailure:
+        """The tensors of one safetensors file, of which nothing behind the header is read.
+
+        Args:
+            guess_bytes: what is asked for first; a longer header is asked for once more.
+            most_bytes: a longer one is not asked for.
+
+        Raises:
+            BadHeaderError: it is no safetensors file, or contradicts itself or its size.
+        """
+        start = self._fetch(file, max(guess_bytes, LENGTH_BYTES), beginning=True)
+        if isinstance(start, SourceFailure):
+            return start
+        length = header_length(start.content)
+        if length > most_bytes:
+            return self._failed(
+                file, FailureReason.TOO_LARGE, f"its header is larger than {most_bytes // 1024**2} MiB"
+            )
+        end = LENGTH_BYTES + length
+        if end > len(start.content):
+            longer = self._fetch(file, end, beginning=True)
+            if isinstance(longer, SourceFailure):
+                return longer
+            start = longer
+        if end > len(start.content):
+            raise BadHeaderError("it ends within its header")
+        return parse_header(start.content[LENGTH_BYTES:end], start.file_bytes)
+
+    def _fetch(self, file: str, max_bytes: int, *, beginning: bool = False) -> _Answer | SourceFailure:
         """One file.
 
         Args:
@@ -122,9 +169,9 @@ class _Hub:
             return self._failed(file, FailureReason.TIMEOUT, f"{seconds}; {_OFFLINE_WAY}")
         return answer
 
-    def _get(self, file: str, max_bytes: int, *, beginning: bool) -> bytes | SourceFailure:
+    def _get(self, file: str, max_bytes: int, *, beginning: bool) -> _Answer | SourceFailure:
         name, revision = self._model.name, self._model.revision
-        url = f"{self._environment.endpoint}/{name}/resolve/{revision}/{file}"
+        url = f"{self._environment.endpoint}/{name}/resolve/{revision}/{quote(file)}"
         try:
             with requests.Session() as session:
                 return self._follow(session, url, file, max_bytes, beginning=beginning)
@@ -157,7 +204,7 @@ class _Hub:
 
     def _follow(
         self, session: requests.Session, url: str, file: str, max_bytes: int, *, beginning: bool
-    ) -> bytes | SourceFailure:
+    ) -> _Answer | SourceFailure:
         for _ in range(MAX_REDIRECTS + 1):
             headers = {"User-Agent": f"kvheadroom/{__version__}", "Accept-Encoding": "identity"}
             if self._environment.token and _origin(url) == _origin(self._environment.endpoint):
@@ -176,17 +223,22 @@ class _Hub:
                 if response.is_redirect:
                     url = urljoin(url, response.headers["Location"])
                     continue
-                if response.status_code not in (200, 206 if beginning else 200):
+                if response.status_code not in (200, _PARTIAL if beginning else 200):
                     return self._refused(file, response)
+                file_bytes = _file_bytes(response)
+                if file_bytes is _ANOTHER_PART:
+                    return self._failed(
+                        file, FailureReason.BAD_ANSWER, "another part of it came than was asked for"
+                    )
                 content = bytearray()
                 for chunk in response.iter_content(CHUNK_BYTES):
                     content += chunk
                     if len(content) >= max_bytes and beginning:
-                        return bytes(content[:max_bytes])
+                        return _Answer(bytes(content[:max_bytes]), file_bytes)
                     if len(content) > max_bytes:
                         limit = f"it is larger than {max_bytes // 1024**2} MiB"
                         return self._failed(file, FailureReason.TOO_LARGE, limit)
-                return bytes(content)
+                return _Answer(bytes(content), file_bytes)
         return self._failed(file, FailureReason.BAD_ANSWER, f"more than {MAX_REDIRECTS} redirects")
 
     def _refused(self, file: str, response: requests.Response) -> SourceFailure:
@@ -234,6 +286,20 @@ class _Hub:
 
 
 _OFFLINE_WAY = "without it, give a folder that holds config.json and model.safetensors.index.json"
+
+
+def _file_bytes(response: requests.Response) -> int | None:
+    """Bytes of the whole file; None where they are not told, `_ANOTHER_PART` where it is not its beginning that came."""
+    if response.status_code == _PARTIAL:
+        told = response.headers.get("Content-Range")
+        if told is None:
+            return None
+        found = _BEGINNING.fullmatch(told.strip())
+        if found is None:
+            return _ANOTHER_PART
+        return None if found[1] == "*" else int(found[1])
+    told = response.headers.get("Content-Length", "")
+    return int(told) if told.isascii() and told.isdigit() else None
 
 
 def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:

@@ -1,6 +1,6 @@
 """MODEL of the command line -> its files: a folder, a config.json, an entry of the hub's cache, or the hub itself."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,14 +15,16 @@ from kvheadroom.sources.hub_environment import (
     read_hub_environment,
 )
 from kvheadroom.sources.model_files import MAX_CONFIG_BYTES, SOURCE, read_json, read_model_files
+from kvheadroom.sources.weight_files import TOLERANCE, another_total
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedModel:
-    """A model's files and where they were found, in words."""
+    """A model's files and where they were found, in words; `hub` where they were fetched."""
 
     files: ModelFiles
     where: str
+    hub: tuple[HubEnvironment, HubName] | None = None
 
 
 def find_model(text: str, environment: Mapping[str, str], home: Path) -> LocatedModel | SourceFailure:
@@ -78,7 +80,38 @@ def _on_hub(name: HubName, hub: HubEnvironment) -> LocatedModel | SourceFailure:
     files = fetch_model_files(hub, name)
     if isinstance(files, SourceFailure):
         return cached if isinstance(cached, LocatedModel) else files
-    return LocatedModel(files, f"{hub.shown_endpoint}, revision {name.revision}")
+    return LocatedModel(files, f"{hub.shown_endpoint}, revision {name.revision}", (hub, name))
+
+
+def with_headers(located: LocatedModel, report: Callable[[int, int], None]) -> ModelFiles:
+    """The files of a model on the hub with what the headers of its shards tell; blocking.
+
+    Args:
+        report: told how many of them have come, and of how many.
+    """
+    files = located.files
+    if located.hub is None or not files.shards:
+        return files
+    from kvheadroom.sources.hub_headers import fetch_headers
+
+    tensors = fetch_headers(*located.hub, files.shards, report)
+    if isinstance(tensors, SourceFailure):
+        doubt = f"{tensors.detail}; so the types and sizes of the tensors are not known"
+        return replace(files, weights_doubts=(*files.weights_doubts, doubt))
+    total, told = tensors.total_bytes, files.weights_bytes
+    if total is None:
+        return replace(files, tensors=tensors)
+    doubts = files.weights_doubts
+    if told is not None and abs(told - total) > TOLERANCE * total:
+        doubts += (another_total(told, total),)
+    return replace(
+        files,
+        tensors=tensors,
+        weights_bytes=total,
+        weights_unknown="",
+        weights_faulty=False,
+        weights_doubts=doubts,
+    )
 
 
 def _in_folder(folder: Path, where: str) -> LocatedModel | SourceFailure:

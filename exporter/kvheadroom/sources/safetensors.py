@@ -3,7 +3,7 @@
 Nothing of a header is believed that the file's own size contradicts.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,10 +15,6 @@ from kvheadroom.sources.weight_files import consolidated
 MAX_FILES = 5_000
 
 
-class _BadFileError(Exception):
-    pass
-
-
 def read_tensors(folder: Path, index: Mapping[str, Any] | None) -> TensorInventory | None:
     """The tensors of a folder; None where there is no file of tensors.
 
@@ -26,7 +22,7 @@ def read_tensors(folder: Path, index: Mapping[str, Any] | None) -> TensorInvento
         index: model.safetensors.index.json, where there is one. Without the files that it names (the weights may lie
             on another machine) its names are all that is known.
     """
-    found, listed = _found(folder), _listed(index)
+    found, listed = _found(folder), shards_of(index)
     copies = consolidated(found)
     if copies:
         listed = {}
@@ -34,15 +30,22 @@ def read_tensors(folder: Path, index: Mapping[str, Any] | None) -> TensorInvento
     present = [name for name in names[:MAX_FILES] if (folder / name).is_file()]
     if not present:
         return named_tensors(index)
-    try:
-        return inventory(_tensors(folder, names, present, listed))
-    except _BadFileError as problem:
-        return TensorInventory(problem=str(problem))
+    if len(names) > MAX_FILES:
+        return TensorInventory(
+            problem=f"{folder}: {len(names)} files of tensors are more than any checkpoint has"
+        )
+    if missing := sorted(set(names) - set(present)):
+        return TensorInventory(
+            problem=f"{folder / missing[0]}: the index names it, and there is no such file"
+        )
+    return gathered(
+        str(folder), ((str(folder / name), _read_header(folder / name)) for name in present), listed
+    )
 
 
 def named_tensors(index: Mapping[str, Any] | None) -> TensorInventory | None:
     """The tensors that an index names, without their sizes; None where it names none."""
-    listed = _listed(index)
+    listed = shards_of(index)
     return TensorInventory(sizes=dict.fromkeys(listed)) if listed else None
 
 
@@ -53,25 +56,30 @@ def inventory(tensors: Collection[StoredTensor]) -> TensorInventory:
     )
 
 
-def _tensors(
-    folder: Path, names: list[str], present: list[str], listed: Mapping[str, str]
-) -> Collection[StoredTensor]:
-    if len(names) > MAX_FILES:
-        raise _BadFileError(f"{folder}: {len(names)} files of tensors are more than any checkpoint has")
-    if missing := sorted(set(names) - set(present)):
-        raise _BadFileError(f"{folder / missing[0]}: the index names it, and there is no such file")
+def gathered(
+    where: str, files: Iterable[tuple[str, tuple[StoredTensor, ...] | str]], listed: Collection[str]
+) -> TensorInventory:
+    """The tensors of all files of a checkpoint.
+
+    Args:
+        where: the checkpoint, for people.
+        files: the name of each, for people, with the tensors of its header or what is wrong with it.
+        listed: the tensors that the index names.
+    """
     found: dict[str, StoredTensor] = {}
-    for name in present:
-        for tensor in _read_header(folder / name):
+    for name, tensors in files:
+        if isinstance(tensors, str):
+            return TensorInventory(problem=f"{name}: {tensors}")
+        for tensor in tensors:
             if tensor.name in found:
-                raise _BadFileError(f"{folder / name}: {tensor.name[:200]} is in another file as well")
+                return TensorInventory(problem=f"{name}: {tensor.name[:200]} is in another file as well")
             found[tensor.name] = tensor
     if absent := sorted(set(listed) - set(found)):
-        raise _BadFileError(f"{folder}: the index names {absent[0][:200]}, and no file holds it")
-    return found.values()
+        return TensorInventory(problem=f"{where}: the index names {absent[0][:200]}, and no file holds it")
+    return inventory(found.values())
 
 
-def _listed(index: Mapping[str, Any] | None) -> dict[str, str]:
+def shards_of(index: Mapping[str, Any] | None) -> dict[str, str]:
     """Tensor -> file, as far as the index tells it; a name that leads out of the folder does not count."""
     where = index.get("weight_map") if index else None
     if not isinstance(where, dict):
@@ -93,10 +101,11 @@ def _found(folder: Path) -> list[str]:
         return []
 
 
-def _read_header(path: Path) -> tuple[StoredTensor, ...]:
+def _read_header(path: Path) -> tuple[StoredTensor, ...] | str:
+    """The tensors of one file; a string says what is wrong with it."""
     try:
         return read_header(path)
     except BadHeaderError as reason:
-        raise _BadFileError(f"{path}: {reason}") from None
+        return str(reason)
     except OSError as error:
-        raise _BadFileError(f"{path}: it cannot be read ({error.strerror})") from None
+        return f"it cannot be read ({error.strerror})"

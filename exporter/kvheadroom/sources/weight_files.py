@@ -109,10 +109,12 @@ def _by_index(folder: Path, index: Mapping[str, Any], stored: list[str]) -> Weig
         return WeightFiles(total_bytes=total, doubts=(f"the files cannot be read ({error.strerror})",))
     if abs(size - total) <= TOLERANCE * total:
         return WeightFiles(total_bytes=total, doubts=doubts)
-    contradiction = (
-        f"{INDEX_NAME} speaks of {total:,} bytes, and its files have {size:,}; the files are believed"
-    )
-    return _with(_by_headers(folder, here), contradiction, *doubts)
+    return _with(_by_headers(folder, here), another_total(total, size), *doubts)
+
+
+def another_total(told_bytes: int, found_bytes: int) -> str:
+    """That an index and its files do not tell the same size."""
+    return f"{INDEX_NAME} speaks of {told_bytes:,} bytes, and its files have {found_bytes:,}; the files are believed"
 
 
 def _incomplete(index: Mapping[str, Any], named: tuple[str, ...], here: list[str]) -> WeightFiles:

@@ -103,18 +103,18 @@ def own_types(blueprint: Blueprint, scheme: Scheme, matching: Matching) -> OwnTy
         quantized = {each.matrix.quantized for each in found}
         if len(quantized) > 1:
             raise NotModelledError(f"{prefix}{part.name} is quantized in part, which vLLM does not load")
-        bits = bits_of(part, scheme, prefix)
+        bits, form = bits_of(part, scheme, prefix), format_of(part, scheme)
         if not quantized.pop():
             if bits is None:
                 continue
             if scheme.asks_headers and isinstance(part, Linear):
                 plain.add(key)
-            elif bits == _CAST_BITS:
+            elif form is not None and not form.packed:
                 cast.append(prefix + part.name)
             else:
                 plain.add(key)
                 told.append(prefix + part.name)
-        elif format_of(part, scheme) is None and not (scheme.by_headers and part.quantized):
+        elif form is None and not (scheme.by_headers and part.quantized):
             _hold_loadable(part, found, prefix)
             widened.append(prefix + part.name)
         elif bits is None or not all(_has_bits(part, each, bits) for each in found):

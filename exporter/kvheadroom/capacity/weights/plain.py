@@ -34,14 +34,14 @@ def _key(name: str, *, default: bool = False) -> _Flag:
     return lambda text: text.flag(name, default=default)
 
 
-def _llama_bias(text: ModelConfig) -> bool:
+def llama_bias(text: ModelConfig) -> bool:
     """`attention_bias`, or by an older name `bias`."""
     return text.flag("attention_bias") or text.flag("bias")
 
 
-def _llama_qkv_bias(text: ModelConfig) -> bool:
+def llama_qkv_bias(text: ModelConfig) -> bool:
     """`qkv_bias` alone decides about Q, K and V where it is there (llama.py)."""
-    return text.flag("qkv_bias") if "qkv_bias" in text.values else _llama_bias(text)
+    return text.flag("qkv_bias") if "qkv_bias" in text.values else llama_bias(text)
 
 
 def _glm4_bias(text: ModelConfig) -> bool:
@@ -125,7 +125,7 @@ _FOUR_NORMS = (
     "post_feedforward_layernorm",
 )
 _QK_NORMS = ("q_norm", "k_norm")
-_LLAMA = _Style(qkv_bias=_llama_qkv_bias, out_bias=_llama_bias, mlp_bias=_key("mlp_bias"))
+_LLAMA = _Style(qkv_bias=llama_qkv_bias, out_bias=llama_bias, mlp_bias=_key("mlp_bias"))
 
 _STYLES: Mapping[str, _Style] = {
     **dict.fromkeys(
@@ -163,14 +163,14 @@ _STYLES: Mapping[str, _Style] = {
     "Cohere2ForCausalLM": _Style(norms=("input_layernorm",), always_tied=True, places=EVERYWHERE),
     "StableLmForCausalLM": _Style(qkv_bias=_key("use_qkv_bias"), norm_bias=True, places=EVERYWHERE),
     "SolarForCausalLM": _Style(
-        qkv_bias=_llama_bias, out_bias=_llama_bias, mlp_bias=_key("mlp_bias"), tied=True
+        qkv_bias=llama_bias, out_bias=llama_bias, mlp_bias=_key("mlp_bias"), tied=True
     ),
     "ExaoneForCausalLM": _Style(
-        qkv_bias=_llama_bias, out_bias=_llama_bias, mlp_bias=_key("mlp_bias"), tied=True
+        qkv_bias=llama_bias, out_bias=llama_bias, mlp_bias=_key("mlp_bias"), tied=True
     ),
     "Exaone4ForCausalLM": _Style(
-        qkv_bias=_llama_bias,
-        out_bias=_llama_bias,
+        qkv_bias=llama_bias,
+        out_bias=llama_bias,
         mlp_bias=_key("mlp_bias"),
         head_norms=_QK_NORMS,
         norms=("post_attention_layernorm", "post_feedforward_layernorm"),
@@ -178,8 +178,8 @@ _STYLES: Mapping[str, _Style] = {
     "InternLM2ForCausalLM": _Style(places=EVERYWHERE, tied=True),
     "OrionForCausalLM": _Style(norm_bias=True, places=EVERYWHERE, tied=True),
     "NemotronForCausalLM": _Style(
-        qkv_bias=_llama_bias,
-        out_bias=_llama_bias,
+        qkv_bias=llama_bias,
+        out_bias=llama_bias,
         mlp_bias=_key("mlp_bias"),
         gated=False,
         norm_bias=True,
@@ -260,7 +260,7 @@ def sinks(model: Model, index: int) -> Parts:
     return (Tensor(term="attention", name="self_attn.sinks", shape=(model.heads,), divided=True),)
 
 
-_GRANITE = _Style(qkv_bias=_llama_bias, out_bias=_llama_bias, mlp_bias=_key("mlp_bias"))
+_GRANITE = _Style(qkv_bias=llama_bias, out_bias=llama_bias, mlp_bias=_key("mlp_bias"))
 
 
 def _cohere(model: Model) -> Blueprint:
@@ -296,8 +296,8 @@ def _apertus(model: Model) -> Blueprint:
 
 
 _APERTUS = _Style(
-    qkv_bias=_llama_qkv_bias,
-    out_bias=_llama_bias,
+    qkv_bias=llama_qkv_bias,
+    out_bias=llama_bias,
     mlp_bias=_key("mlp_bias"),
     head_norms=_QK_NORMS,
     gated=False,

@@ -6,6 +6,7 @@ auto_gptq.py, mxfp4.py) and `utils/quant_utils.py` (`is_layer_skipped`).
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from kvheadroom.capacity.cache_settings import NotModelledError
@@ -18,7 +19,7 @@ _Skips = Callable[[str, tuple[str, ...]], bool]
 _FP8_TENSOR = Format(bits=8, per_output_bytes=4)
 _FP8_STATIC = Format(bits=8, per_output_bytes=8, expert_output_bytes=4, expert_bytes=4)
 _GROUP_OF_NVFP4 = 16
-_MXFP4 = Format(bits=4, rows=1, columns=32, scale_bytes=1, padded=True)
+_MXFP4 = Format(bits=4, rows=1, columns=32, scale_bytes=1, padded=True, packed=True)
 # The caches' scales: q, k, v and of probabilities in the model's dtype (kv_cache.py), or three float32 ones with
 # zero points in the model's dtype (`CompressedTensorsKVCacheMethod`).
 _OWN_SCALES = 4
@@ -141,7 +142,9 @@ def _deepseek_v4(whole: ModelConfig, section: ModelConfig) -> Scheme:
     scale_bytes = 1 if section.word("scale_fmt") == "ue8m0" else 4
     form = Format(bits=8, rows=block[0], columns=block[1], scale_bytes=scale_bytes)
     fp4 = whole.word("expert_dtype") == "fp4"
-    return Scheme(linear=form, experts=Format(bits=4, rows=1, columns=32, scale_bytes=1) if fp4 else form)
+    return Scheme(
+        linear=form, experts=Format(bits=4, rows=1, columns=32, scale_bytes=1, packed=True) if fp4 else form
+    )
 
 
 def _modelopt(section: ModelConfig) -> Scheme:
@@ -153,7 +156,7 @@ def _modelopt(section: ModelConfig) -> Scheme:
         form = _FP8_STATIC
     elif algorithm == "NVFP4":
         group = source.count("group_size", _GROUP_OF_NVFP4)
-        form = Format(bits=4, rows=1, columns=group, scale_bytes=1, per_output_bytes=8)
+        form = Format(bits=4, rows=1, columns=group, scale_bytes=1, per_output_bytes=8, packed=True)
     else:
         raise NotModelledError(f"the weights of ModelOpt's {shown(algorithm)} are not modelled")
     return Scheme(
@@ -274,9 +277,14 @@ def _compressed_format(group: ModelConfig, layout: str) -> tuple[Format, Format]
     symmetric = weights.flag("symmetric", default=True)
     if (bits, kind, strategy) == (4, "float", "tensor_group") and size == _GROUP_OF_NVFP4:
         form = Format(
-            bits=4, rows=1, columns=size, scale_bytes=1, per_output_bytes=4 if inputs is None else 8
+            bits=4,
+            rows=1,
+            columns=size,
+            scale_bytes=1,
+            per_output_bytes=4 if inputs is None else 8,
+            packed=True,
         )
-        experts = Format(bits=4, rows=1, columns=size, scale_bytes=1, per_output_bytes=8)
+        experts = replace(form, per_output_bytes=8)
         return form, experts
     if layout == "pack-quantized" and kind == "int" and inputs is None and bits in (4, 8):
         if strategy not in ("group", "channel") or weights.values.get("actorder") in ("group", "static"):
@@ -289,6 +297,7 @@ def _compressed_format(group: ModelConfig, layout: str) -> tuple[Format, Format]
             zero_bits=0 if symmetric else bits,
             fixed_bytes=16,
             expert_bytes=4,
+            packed=True,
         )
         return form, form
     if layout in ("float-quantized", "int-quantized", "naive-quantized") and bits == 8 and symmetric:
@@ -313,7 +322,7 @@ def _awq(section: ModelConfig) -> Scheme:
     if bits != 4:
         raise NotModelledError(f"AWQ with {bits} bits is not modelled")
     listed = _names_in(section, "modules_to_not_convert")
-    form = Format(bits=bits, rows=1, columns=group, scale_bytes=0, zero_bits=bits)
+    form = Format(bits=bits, rows=1, columns=group, scale_bytes=0, zero_bits=bits, packed=True)
 
     def skips(name: str, outs: tuple[str, ...]) -> bool:
         return any(part in each for part in listed for each in (name, *outs))
@@ -329,5 +338,7 @@ def _gptq(section: ModelConfig) -> Scheme:
         raise NotModelledError(f"GPTQ with {bits} bits, `dynamic` or `lm_head` is not modelled")
     size = section.values.get("group_size")
     group = None if size == -1 else section.count("group_size")
-    form = Format(bits=bits, rows=1, columns=group, scale_bytes=0, zero_bits=bits, expert_dtype_numbers=1)
+    form = Format(
+        bits=bits, rows=1, columns=group, scale_bytes=0, zero_bits=bits, expert_dtype_numbers=1, packed=True
+    )
     return Scheme(linear=form, experts=form, asks_headers=True)

@@ -53,6 +53,7 @@ class Format:
         refines: experts whose inner size is no multiple of a block get smaller blocks (`refine_fp8_moe_block_shape`,
             fused_moe/oracle/fp8.py).
         padded: kernels have experts padded to multiples of their own.
+        packed: several numbers stand in one, so that vLLM cannot make it of unquantized ones as it loads.
     """
 
     bits: int
@@ -67,6 +68,7 @@ class Format:
     expert_dtype_numbers: int = 0
     refines: bool = False
     padded: bool = False
+    packed: bool = False
 
     def linear_bytes(self, outs: tuple[int, ...], inputs: int, dtype: str) -> int:
         """Bytes of a linear layer's matrix."""
