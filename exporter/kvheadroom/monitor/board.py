@@ -85,7 +85,7 @@ class Board:
         remote = join_remote(self._claims, self._exporters, None if gpus is None else gpus.reading)
         if gpus is not None:
             runs = assign_gpus(self._claims, gpus.reading)
-            gpus = replace(gpus, runs=known_elsewhere(runs, remote.runs))
+            gpus = replace(gpus, runs=known_elsewhere(runs, remote))
         self._fleet = replace(self._fleet, gpus=gpus, remote_gpus=remote)
 
     def set_reload(self, reload: ReloadStatus) -> None:
