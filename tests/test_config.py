@@ -137,6 +137,8 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         ("replicas: [{url: 'http://h:1', headers: {X-A: a, x-a: b}}]", "/c.yaml: replicas[0].headers: X-A and x-a are the same header"),
         ('replicas: [{url: "http://h:1", headers: {X-A: "S3CRET\\nX-B: c"}}]', "/c.yaml: replicas[0].headers: the value of X-A must be one line of printable ASCII, or {file: PATH}"),
         ("replicas: [{url: 'http://h:1', headers: {X-A: 12345678}}]", "/c.yaml: replicas[0].headers: the value of X-A must be one line of printable ASCII, or {file: PATH}"),
+        ("http_sd_configs: 'http://h/x?token=S3CRET'", "/c.yaml: http_sd_configs: a list (`[a, b]`) is needed"),
+        ("dcgm_exporters: ['http://u:S3CRET@h']", "/c.yaml: dcgm_exporters[0]: a mapping (`key: value`) is needed"),
         ("replicas: [{url: 'http://h:1', basic_auth: 'me:S3CRET'}]", "/c.yaml: replicas[0].basic_auth: a mapping (`key: value`) is needed"),
         ("replicas: [{url: 'http://h:1', bearer_token_file: 12345678}]", "/c.yaml: replicas[0].bearer_token_file: the path of a file is needed"),
         ("replicas: [{name: a}]", "/c.yaml: replicas[0].url: it is needed"),

@@ -374,13 +374,15 @@ def _fault(where: str, fault: Any) -> str:
         message = "it is needed"
     elif fault["type"] != "value_error":
         message = _PLAIN.get(fault["type"], f"{message[0].lower()}{message[1:]}")
-        # Only a single value is repeated: a whole mapping may hold a secret.
-        secret = is_under(fault["loc"], MAY_HOLD_SECRETS)
+        # Only a single value is repeated, where one is meant: an address in place of more may hold a secret.
+        misplaced = fault["type"] in _WANTS_MORE and isinstance(fault["input"], str)
+        secret = misplaced or is_under(fault["loc"], MAY_HOLD_SECRETS)
         if not secret and isinstance(fault["input"], str | int | float | bool | None):
             message += f", got {fault['input']!r}"[:120]
     return f"{where}: {place}: {message}" if place else f"{where}: {message}"
 
 
+_WANTS_MORE = frozenset({"model_type", "model_attributes_type", "dict_type", "tuple_type"})
 _PLAIN = {
     "model_type": "a mapping (`key: value`) is needed",
     "model_attributes_type": "a mapping (`key: value`) is needed",
