@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -77,6 +78,7 @@ class Watch:
         self._discoveries = Discoveries(files, self._sources_were_asked)
         self._gpu_exporters = GpuExporters(session, files, self.board.publish_exporters)
         self._clashes: dict[str, tuple[str, ...]] = {}
+        self._watched: Counter[str] = Counter()
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
@@ -126,7 +128,7 @@ class Watch:
             tuple(
                 replace(
                     status,
-                    targets=None if status.targets is None else status.targets - len(clashes),
+                    targets=None if status.targets is None else self._watched[status.source],
                     left_out=(*status.left_out, *clashes),
                 )
                 for status in statuses
@@ -136,7 +138,9 @@ class Watch:
 
     def _watch(self, config: Config) -> None:
         """Watch what the config names and its sources found, and nothing else."""
-        watched, clashes = merge(self._static, self._discoveries.targets())
+        merged, clashes = merge(self._static, self._discoveries.targets())
+        watched = [(source, target) for source, target in merged if config.watches(target.replica.url)]
+        self._watched = Counter(source for source, _ in watched)
         for source, sentences in clashes.items():
             tell_left_out(source, self._clashes.get(source, ()), sentences)
         self._clashes = clashes
@@ -186,6 +190,7 @@ class Watch:
                 WatchedTarget(target.replica.replica, source, tuple(sorted(target.replica.labels.items())))
                 for source, target in watched
             ),
+            config.shard,
         )
         for name, sources in changed.items():
             sampler = ReplicaSampler(replicas[name], config.session_tokens, sources.as_sources(), self.board)

@@ -1,5 +1,6 @@
 """YAML -> a frozen, validated Config. Unknown keys, wrong types and clashes are errors with their path."""
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -43,6 +44,8 @@ _GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8
 _POD = re.compile(r"[a-z0-9][a-z0-9-]{0,62}/[a-z0-9][a-z0-9.-]{0,252}\*?")
 MOST_GPUS_HERE = 256
 """Indices of one machine's GPUs are below."""
+_SHARD = re.compile(r"(\d{1,4})/(\d{1,4})")
+MOST_SHARDS = 1000
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB|KiB|MiB|GiB)")
@@ -110,6 +113,16 @@ def _pod(value: str) -> str:
     if not _POD.fullmatch(value):
         raise ValueError(
             f"{value[:80]!r} is no pod; write namespace/name, with a * at its end for a name that goes on"
+        )
+    return value
+
+
+def _shard(value: object) -> object:
+    match = _SHARD.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not int(match[1]) < int(match[2]) <= MOST_SHARDS:
+        raise ValueError(
+            f"{str(value)[:40]!r} is no share of the servers; write I/N, from 0/N to (N-1)/N, e.g. 0/4 (N is at most "
+            f"{MOST_SHARDS})"
         )
     return value
 
@@ -254,11 +267,19 @@ class Config(Strict):
     file_sd_configs: Annotated[tuple[FileSdConfig, ...], Field(max_length=20)] = ()
     http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()
     dcgm_exporters: Annotated[tuple[DcgmExporter, ...], Field(max_length=500)] = ()
+    shard: Annotated[str | None, BeforeValidator(_shard)] = None
 
     @property
     def discovers(self) -> bool:
         """Whether servers may come and go while it is in use."""
         return bool(self.file_sd_configs or self.http_sd_configs)
+
+    def watches(self, url: str) -> bool:
+        """Whether a server is of this daemon's shard; its address decides, so other labels or names do not move it."""
+        if self.shard is None:
+            return True
+        index, shards = map(int, self.shard.split("/"))
+        return int.from_bytes(hashlib.sha256(url.encode()).digest()[:8]) % shards == index
 
     @model_validator(mode="after")
     def _some_and_no_two_alike(self) -> Self:

@@ -17,6 +17,7 @@ from kvheadroom.capacity.remote_gpus import (
     join_remote,
     known_elsewhere,
 )
+from kvheadroom.monitor.board import Board
 
 NOW = 1000.0
 A, B = "GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-2222"
@@ -218,6 +219,21 @@ def test_the_numbers_of_an_exporter_that_is_silent_for_three_intervals_are_withh
         (A, "exporter_down", f"{A}: dcgm_exporters[0] has given no numbers for 46 s")
     ]
     assert assigned(later) == [("r", A, "config")]
+
+
+def test_a_share_of_the_replicas_shows_the_gpus_that_serve_them_alone() -> None:
+    gone = replace(
+        exporter(remote(A), remote(B)), failures=(GpuFailure(PART, GpuFailureReason.LOST, f"{PART}: gone"),)
+    )
+    claims = (claim(A), claim(PART, replica="p"))
+    board = Board(())
+    board.publish_exporters((gone,))
+    for shard, gpus, failures in ((None, [A, B], [PART]), ("0/2", [A], [PART]), ("1/2", [], [])):
+        board.set_replicas((), (), shard)
+        board.claim_gpus(claims if shard != "1/2" else ())
+        known = board.fleet.remote_gpus
+        assert [gpu.gpu for gpu in known.gpus] == gpus
+        assert [failure.gpu for failure in known.failures] == failures
 
 
 def test_thousands_of_gpus_and_replicas_are_joined_while_nobody_waits() -> None:

@@ -3,7 +3,7 @@
 Every type here crosses a room: `sources` makes them, the board joins them, the outputs show them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments, GpuClaim, NotHere, Unassigned
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
@@ -114,6 +114,15 @@ class RemoteGpus:
         serve = {one.gpu for one in self.runs.assigned}
         return tuple(gpu for gpu in self.gpus if gpu.gpu not in serve)
 
+    def only_assigned(self) -> "RemoteGpus":
+        """The same without what serves no replica."""
+        serve = {one.gpu for one in self.runs.assigned}
+        return replace(
+            self,
+            gpus=tuple(gpu for gpu in self.gpus if gpu.gpu in serve),
+            failures=tuple(failure for failure in self.failures if failure.gpu in serve),
+        )
+
     def without(self, silent: dict[str, str]) -> "RemoteGpus":
         """The same without the numbers of some exporters, by name, each with the reason as a sentence."""
         failures = tuple(
@@ -121,13 +130,8 @@ class RemoteGpus:
             for gpu in self.gpus
             if gpu.source in silent
         )
-        return RemoteGpus(
-            exporters=self.exporters,
-            gpus=tuple(gpu for gpu in self.gpus if gpu.source not in silent),
-            failures=(*self.failures, *failures),
-            runs=self.runs,
-            found=self.found,
-        )
+        gpus = tuple(gpu for gpu in self.gpus if gpu.source not in silent)
+        return replace(self, gpus=gpus, failures=(*self.failures, *failures))
 
 
 def join_remote(
