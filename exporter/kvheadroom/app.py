@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.config import Config, ConfigError
 from kvheadroom.discovery.configured import sources_of
 from kvheadroom.discovery.watched import MAX_REPLICAS, Discoveries, Target, merge, tell_left_out
+from kvheadroom.gpu_exporters import GpuExporters
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.gpu_sampler import GpuSampler
 from kvheadroom.monitor.sampler import ReplicaSampler
@@ -74,7 +76,9 @@ class Watch:
         self._static: tuple[Target, ...] = ()
         self._start = False
         self._discoveries = Discoveries(files, self._sources_were_asked)
+        self._gpu_exporters = GpuExporters(session, files, self.board.publish_exporters)
         self._clashes: dict[str, tuple[str, ...]] = {}
+        self._watched: Counter[str] = Counter()
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
@@ -96,6 +100,7 @@ class Watch:
             sources_of(config, self._session, self._files), len(self._static), start=start
         )
         self._watch(config)
+        self._gpu_exporters.set_exporters(config.dcgm_exporters, start=start)
         return self.samplers
 
     @property
@@ -106,6 +111,10 @@ class Watch:
     async def find_replicas(self) -> None:
         """Ask every source of replicas once, by hand."""
         await self._discoveries.ask_all()
+
+    async def read_remote_gpus(self) -> None:
+        """Ask every DCGM-exporter once, by hand."""
+        await self._gpu_exporters.ask_all()
 
     def _sources_were_asked(self, changed: bool) -> None:  # noqa: FBT001  a callback of one argument
         if changed and self._config is not None:
@@ -119,7 +128,7 @@ class Watch:
             tuple(
                 replace(
                     status,
-                    targets=None if status.targets is None else status.targets - len(clashes),
+                    targets=None if status.targets is None else self._watched[status.source],
                     left_out=(*status.left_out, *clashes),
                 )
                 for status in statuses
@@ -129,7 +138,9 @@ class Watch:
 
     def _watch(self, config: Config) -> None:
         """Watch what the config names and its sources found, and nothing else."""
-        watched, clashes = merge(self._static, self._discoveries.targets())
+        merged, clashes = merge(self._static, self._discoveries.targets())
+        watched = [(source, target) for source, target in merged if config.watches(target.replica.url)]
+        self._watched = Counter(source for source, _ in watched)
         for source, sentences in clashes.items():
             tell_left_out(source, self._clashes.get(source, ()), sentences)
         self._clashes = clashes
@@ -137,7 +148,7 @@ class Watch:
         settings = {
             name: (
                 # Which GPUs serve it and what it is called change nothing in how it is sampled.
-                target.replica.model_copy(update={"gpus": (), "labels": {}}),
+                target.replica.model_copy(update={"gpus": (), "pod": None, "labels": {}}),
                 target.endpoint,
                 config.scrape_interval,
                 config.session_tokens,
@@ -179,6 +190,7 @@ class Watch:
                 WatchedTarget(target.replica.replica, source, tuple(sorted(target.replica.labels.items())))
                 for source, target in watched
             ),
+            config.shard,
         )
         for name, sources in changed.items():
             sampler = ReplicaSampler(replicas[name], config.session_tokens, sources.as_sources(), self.board)
@@ -190,6 +202,7 @@ class Watch:
                 replica=name,
                 url=target.replica.url,
                 gpus=target.replica.gpus,
+                pod=target.replica.pod,
                 on_cpu=target.replica.gpu == CPU,
             )
             for name, target in targets.items()
@@ -209,7 +222,7 @@ class Watch:
         """Put a reading of this machine's GPUs on the board, joined to the replicas that they serve."""
         # A reading may be as old as its deadline when it comes, and is no less current for that.
         slowest = max(self._interval_seconds, GPU_SECONDS)
-        self.board.publish_gpus(reading, slowest, self._claims)
+        self.board.publish_gpus(reading, slowest)
         self.gpus_read.set()
 
     async def sample_gpus(self) -> None:
@@ -227,6 +240,7 @@ class Watch:
     async def close(self) -> None:
         """End every sampler and every source of replicas."""
         await self._discoveries.close()
+        await self._gpu_exporters.close()
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:
             task.cancel()
@@ -338,7 +352,8 @@ async def check(config: Config) -> FleetAssessment:
         gpus = asyncio.create_task(watch.sample_gpus())
         try:
             await asyncio.gather(
-                *(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in watch.samplers)
+                *(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in watch.samplers),
+                watch.read_remote_gpus(),
             )
             # At its deadline the sampler publishes a timeout, so this ends.
             await watch.gpus_read.wait()
