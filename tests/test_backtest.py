@@ -1,0 +1,99 @@
+"""`kvheadroom backtest` as a command."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import COMMAND
+from tests.lab.backtest.series import page, recording
+from tests.lab.test_recordings import BAD
+
+RECORDINGS = Path(__file__).parent / "recordings" / "backtest"
+
+
+def backtest(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, "backtest", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def told(*arguments: str | Path) -> list[dict[str, Any]]:
+    answer = backtest(*arguments, "--json")
+    recordings: list[dict[str, Any]] = json.loads(answer.stdout)["recordings"]
+    return recordings
+
+
+def test_several_recordings_are_scored_each_by_itself() -> None:
+    first, second = told("--recording", RECORDINGS / "steady.jsonl.gz", RECORDINGS / "chat.jsonl.gz")
+    assert (first["name"], first["episodes"]) == ("steady", [])
+    assert (second["name"], second["episodes"]) == ("chat", [121.506])
+    assert [
+        one["name"]
+        for one in told(
+            "--recording", RECORDINGS / "chat.jsonl.gz", "--recording", RECORDINGS / "steady.jsonl.gz"
+        )
+    ] == ["chat", "steady"]
+
+
+def test_people_get_a_table_and_standard_error_the_progress() -> None:
+    answer = backtest("--recording", RECORDINGS / "steady.jsonl.gz")
+    assert answer.returncode == 0
+    assert "  0 preemptions in 0 episodes\n" in answer.stdout
+    assert answer.stderr == "kvheadroom: steady: 300 pages\n"
+
+
+def test_scale_horizon_and_every_are_what_was_said() -> None:
+    [one] = told("--recording", RECORDINGS / "chat.jsonl.gz", "--scale", "production", "--every", "5s")
+    assert (one["horizon_seconds"], one["every_seconds"], one["episode_gap_seconds"]) == (900, 5, 300)
+    assert one["episodes"] == [121.506]
+    [one] = told("--recording", RECORDINGS / "chat.jsonl.gz", "--horizon", "20s")
+    assert (one["horizon_seconds"], one["episode_gap_seconds"]) == (20, 20)
+    [waiting] = [signal for signal in one["signals"] if signal["name"] == "waiting > 0"]
+    assert (waiting["missed"], waiting["false_alarms"]) == (1, 2), "both of its alarms began too early"
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        recording(tmp_path / folder / "r.jsonl.gz", page(), page())
+    names = [one["name"] for one in told("--recording", *tmp_path.glob("*/r.jsonl.gz"))]
+    assert sorted(names) == [str(tmp_path / "a" / "r.jsonl.gz"), str(tmp_path / "b" / "r.jsonl.gz")]
+
+
+def test_what_cannot_be_scored_is_said_and_ends_with_1(tmp_path: Path) -> None:
+    path = recording(tmp_path / "r.jsonl.gz", *[page(preemptions=None)] * 3)
+    answer = backtest("--recording", path, "--json")
+    assert answer.returncode == 1
+    assert json.loads(answer.stdout)["recordings"][0]["episodes"] is None
+    assert "kvheadroom: r: its pages have no num_preemptions_total, so nothing is scored\n" in answer.stderr
+
+
+@pytest.mark.parametrize("name", ["empty", "cut off", "only failures", "out of order", "no JSON"])
+def test_a_file_that_is_no_recording_ends_it_before_anything_is_scored(name: str, tmp_path: Path) -> None:
+    content, _ = BAD[name]
+    path = tmp_path / "bad.jsonl.gz"
+    path.write_bytes(content())
+    answer = backtest("--recording", RECORDINGS / "steady.jsonl.gz", path)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith(f"kvheadroom: {path}: ")
+    assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "backtest: say what to score: --recording FILE"),
+        (("--recording", "/nowhere"), "/nowhere: cannot be read: No such file or directory"),
+        (("--recording", "x", "--every", "0s"), "--every: '0s' must be from 0.1s to "),
+        (("--recording", "x", "--every", "fast"), "--every: 'fast' is no duration"),
+        (("--recording", "x", "--horizon", "0s"), "--horizon: '0s' must be from 1s to "),
+        (("--recording", "x", "--scale", "huge"), "invalid choice: 'huge'"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: tuple[str, ...], said: str) -> None:
+    answer = backtest(*arguments)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert said in answer.stderr
