@@ -1,6 +1,7 @@
 """`kvheadroom backtest` as a command."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,21 @@ from typing import Any
 import pytest
 
 from tests.daemon import COMMAND
+from tests.end_to_end.prometheus_server import Binaries
 from tests.lab.backtest.series import page, recording
 from tests.lab.test_recordings import BAD
 
 RECORDINGS = Path(__file__).parent / "recordings" / "backtest"
 
 
-def backtest(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+def backtest(*arguments: str | Path, path: str | None = None) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*COMMAND, "backtest", *arguments], capture_output=True, text=True, check=False, timeout=120
+        [*COMMAND, "backtest", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=None if path is None else os.environ | {"PATH": path},
     )
 
 
@@ -38,11 +45,57 @@ def test_several_recordings_are_scored_each_by_itself() -> None:
     ] == ["chat", "steady"]
 
 
-def test_people_get_a_table_and_standard_error_the_progress() -> None:
-    answer = backtest("--recording", RECORDINGS / "steady.jsonl.gz")
+def test_people_get_a_table_and_standard_error_the_progress(prometheus2: Binaries) -> None:
+    answer = backtest("--recording", RECORDINGS / "steady.jsonl.gz", "--promtool", prometheus2.promtool)
     assert answer.returncode == 0
     assert "  0 preemptions in 0 episodes\n" in answer.stdout
-    assert answer.stderr == "kvheadroom: steady: 300 pages\n"
+    assert "  alert KvPoolNearlyExhausted  " in answer.stdout
+    assert (
+        answer.stderr
+        == "kvheadroom: steady: 300 pages\nkvheadroom: steady: promtool evaluates 1 of 1 alerts\n"
+    )
+
+
+def test_alerts_of_a_file_take_the_place_of_the_packages_own(prometheus2: Binaries, tmp_path: Path) -> None:
+    rules = tmp_path / "r.yml"
+    rules.write_text(
+        "groups: [{name: g, rules: [{alert: Full, expr: 'vllm:kv_cache_usage_perc > 0.8'},"
+        " {alert: Odd, expr: 'nothing > 0'}]}]"
+    )
+    chosen = ("--rules", rules, "--promtool", prometheus2.promtool)
+    [one] = told("--recording", RECORDINGS / "burst.jsonl.gz", *chosen)
+    alerts = [signal for signal in one["signals"] if signal["kind"] == "alert"]
+    [usage] = [signal for signal in one["signals"] if signal["name"] == "usage > 0.8"]
+    assert [alert["name"] for alert in alerts] == ["Full", "Odd"]
+    assert {**alerts[0], "name": "usage > 0.8", "kind": "baseline"} == usage
+    assert alerts[1] == {
+        "name": "Odd",
+        "kind": "alert",
+        "evaluated": False,
+        "reason": "none of its metrics was there: nothing",
+    }
+    assert backtest("--recording", RECORDINGS / "burst.jsonl.gz", *chosen).returncode == 1
+
+
+def test_without_promtool_all_but_the_alerts_are_scored_and_it_ends_with_1(tmp_path: Path) -> None:
+    answer = backtest("--recording", RECORDINGS / "burst.jsonl.gz", "--json", path=str(tmp_path))
+    assert answer.returncode == 1
+    [one] = json.loads(answer.stdout)["recordings"]
+    [alert] = [signal for signal in one["signals"] if not signal["evaluated"]]
+    assert (alert["name"], alert["kind"]) == ("KvPoolNearlyExhausted", "alert")
+    assert alert["reason"].startswith("promtool is not on the PATH; ")
+    assert len(one["signals"]) == 12
+
+
+def test_rules_that_do_not_parse_end_it_before_anything_is_scored(
+    prometheus2: Binaries, tmp_path: Path
+) -> None:
+    rules = tmp_path / "r.yml"
+    rules.write_text("groups: [{name: g, rules: [{alert: A, expr: 'sum(x'}]}]")
+    answer = backtest("--recording", "x", "--rules", rules, "--promtool", prometheus2.promtool)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith(f"kvheadroom: --rules: {rules}: promtool refuses it: {rules}: 1:")
+    assert "unclosed left parenthesis" in answer.stderr
 
 
 def test_scale_horizon_and_every_are_what_was_said() -> None:
@@ -90,6 +143,11 @@ def test_a_file_that_is_no_recording_ends_it_before_anything_is_scored(name: str
         (("--recording", "x", "--every", "0s"), "--every: '0s' must be from 0.1s to "),
         (("--recording", "x", "--every", "fast"), "--every: 'fast' is no duration"),
         (("--recording", "x", "--horizon", "0s"), "--horizon: '0s' must be from 1s to "),
+        (("--recording", "x", "--rules", "/nowhere"), "--rules: /nowhere: cannot be read: No such file or "),
+        (
+            ("--recording", "x", "--promtool", "/nowhere"),
+            "--promtool: /nowhere is no program that can be run",
+        ),
         (("--recording", "x", "--scale", "huge"), "invalid choice: 'huge'"),
     ],
 )

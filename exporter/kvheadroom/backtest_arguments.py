@@ -46,6 +46,18 @@ def add_backtest_arguments(backtest: argparse.ArgumentParser) -> None:
         help="recordings (`kvheadroom record`); may be given several times",
     )
     backtest.add_argument(
+        "--rules",
+        type=Path,
+        metavar="FILE",
+        help="Prometheus rules whose alerts are scored, in place of kvheadroom's own",
+    )
+    backtest.add_argument(
+        "--promtool",
+        type=Path,
+        metavar="PROGRAM",
+        help="Prometheus's promtool, which evaluates them (default: from the PATH)",
+    )
+    backtest.add_argument(
         "--every", default="1s", metavar="TIME", help="between two looks at the engine (default 1s)"
     )
     backtest.add_argument(
@@ -78,8 +90,11 @@ def read_order(arguments: argparse.Namespace) -> "Order":
         scale = replace(scale, horizon_seconds=_seconds("--horizon", arguments.horizon, 1.0))
     return Order(
         recordings=tuple(arguments.recording),
-        every_seconds=_seconds("--every", arguments.every, 0.1),
+        # Prometheus counts in milliseconds.
+        every_seconds=round(_seconds("--every", arguments.every, 0.1), 3),
         scale=scale,
+        rules=arguments.rules,
+        promtool=arguments.promtool,
     )
 
 
