@@ -3,12 +3,15 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.daemon import COMMAND
+from tests.doubles.http_server import Answer
+from tests.doubles.prometheus_api import Asked, instants, matrix, prometheus_api
 from tests.end_to_end.prometheus_server import Binaries
 from tests.lab.backtest.series import page, recording
 from tests.lab.test_recordings import BAD
@@ -124,6 +127,65 @@ def test_what_cannot_be_scored_is_said_and_ends_with_1(tmp_path: Path) -> None:
     assert "kvheadroom: r: its pages have no num_preemptions_total, so nothing is scored\n" in answer.stderr
 
 
+# --- a Prometheus ---
+
+
+def vllm_history(asked: Asked) -> Answer:
+    """One server, half full, that preempted 600 s ago."""
+    figures = {
+        "vllm:num_requests_running": "3",
+        "vllm:num_requests_waiting": "0",
+        "vllm:kv_cache_usage_perc": "0.5",
+    }
+    name = asked["query"].removeprefix("group by (job, instance) (last_over_time(").split("{")[0]
+    labels = {"job": "v", "instance": "gpu-7:8000", "engine": "0"}
+    at = instants(asked)
+    if name == "vllm:num_preemptions_total":
+        return matrix((labels, [(one, "4" if one < time.time() - 600 else "5") for one in at]))
+    return matrix((labels, [(one, figures[name]) for one in at])) if name in figures else matrix()
+
+
+def test_the_history_of_a_prometheus_is_scored_at_production_scale() -> None:
+    with prometheus_api(vllm_history) as (url, _):
+        answer = backtest("--prometheus", url, "--range", "1h", "--json")
+    [one] = json.loads(answer.stdout)["recordings"]
+    assert (one["name"], one["duration_seconds"]) == ("gpu-7:8000", 3600)
+    assert (one["every_seconds"], one["horizon_seconds"], one["episode_gap_seconds"]) == (15, 900, 300)
+    assert len(one["episodes"]) == 1
+    assert abs(one["started_at"] + one["episodes"][0] - (time.time() - 600)) < 60
+    assert "kvheadroom: part 1 of 1, query " in answer.stderr
+
+
+def test_what_was_fetched_is_gone_on_with_next_time(tmp_path: Path) -> None:
+    chosen = ("--range", "10m", "--every", "5s", "--scale", "small", "--state", tmp_path / "new", "--json")
+    with prometheus_api(vllm_history) as (url, seen):
+        first = backtest("--prometheus", url, *chosen)
+        asked = len(seen)
+        second = backtest("--prometheus", f"{url}/", *chosen)
+        assert len(seen) == asked
+    assert second.stdout == first.stdout
+    assert "kvheadroom: going on with what " in second.stderr
+
+
+def test_a_history_of_nothing_has_no_score_and_ends_with_1(tmp_path: Path) -> None:
+    with prometheus_api(lambda _: matrix()) as (url, _):
+        answer = backtest("--prometheus", url, "--select", '{job="x"}')
+    assert answer.returncode == 1
+    assert answer.stdout.splitlines()[0] == "Prometheus: 7.0 days, looked at every 15 s; horizon 900 s"
+    assert (
+        f'Prometheus at {url} has neither vllm:num_requests_running nor kvheadroom_requests_running matching job="x"'
+        in (answer.stdout)
+    )
+    assert "so nothing is scored" in answer.stdout
+
+
+def test_the_token_stands_in_a_file_and_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc123\n")
+    with prometheus_api(vllm_history) as (url, seen):
+        backtest("--prometheus", url, "--range", "1m", "--bearer-token-file", tmp_path / "token")
+        assert {headers.get("Authorization") for _, headers in seen} == {"Bearer abc123"}
+
+
 @pytest.mark.parametrize("name", ["empty", "cut off", "only failures", "out of order", "no JSON"])
 def test_a_file_that_is_no_recording_ends_it_before_anything_is_scored(name: str, tmp_path: Path) -> None:
     content, _ = BAD[name]
@@ -138,7 +200,38 @@ def test_a_file_that_is_no_recording_ends_it_before_anything_is_scored(name: str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "backtest: say what to score: --recording FILE"),
+        ((), "backtest: say what to score: --recording FILE or --prometheus URL"),
+        (
+            ("--recording", "x", "--prometheus", "http://h"),
+            "backtest: give either --recording or --prometheus",
+        ),
+        (("--recording", "x", "--range", "7d"), "--range: is for --prometheus URL"),
+        (("--recording", "x", "--bearer-token-file", "f"), "--bearer-token-file: is for --prometheus URL"),
+        (
+            ("--prometheus", "h:9090"),
+            "--prometheus: 'h:9090' is no server's address; write e.g. http://host:8000",
+        ),
+        (("--prometheus", "http://a:b@h"), "--prometheus: an address may not hold a user or password"),
+        (("--prometheus", "http://h", "--range", "0d"), "--range: '0d' must be from 1s to "),
+        (("--prometheus", "http://h", "--range", "long"), "--range: 'long' is no duration"),
+        (
+            ("--prometheus", "http://h", "--range", "52w", "--every", "1s"),
+            "--range: with this --every it has more",
+        ),
+        (
+            ("--prometheus", "http://h", "--ca-file", "/nowhere"),
+            "--ca-file: /nowhere cannot be read: No such",
+        ),
+        (("--prometheus", "http://h", "--ca-file", __file__), "holds no certificate (PEM)"),
+        (
+            ("--prometheus", "http://h", "--bearer-token-file", "/dev/null"),
+            "/dev/null cannot be read: it is no",
+        ),
+        (
+            ("--prometheus", "http://h", "--bearer-token-file", __file__),
+            "must hold one line of printable ASCII",
+        ),
+        (("--prometheus", "http://h", "--state", "/dev/null"), "--state: /dev/null: "),
         (("--recording", "/nowhere"), "/nowhere: cannot be read: No such file or directory"),
         (("--recording", "x", "--every", "0s"), "--every: '0s' must be from 0.1s to "),
         (("--recording", "x", "--every", "fast"), "--every: 'fast' is no duration"),

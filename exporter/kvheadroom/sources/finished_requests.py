@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from kvheadroom.sources.page_scanner import number_of
 
+FINISHED_REQUESTS = "request_success_total"
 # One series for each finished_reason (vLLM 0.33.0 v1/metrics/loggers.py); requests that a client gave up are not counted.
-_LINE = re.compile(rb"^vllm[:_]request_success_total(\{[^\n]*\})?[ \t]+(\S+)", re.MULTILINE)
+_LINE = re.compile(rb"^vllm[:_]" + FINISHED_REQUESTS.encode() + rb"(\{[^\n]*\})?[ \t]+(\S+)", re.MULTILINE)
 _ENGINE = re.compile(rb'[{,]\s*engine="([^"\\]*)"')
 
 

@@ -121,7 +121,7 @@ def test_a_failed_scrape_is_a_gap_with_what_was_lost_in_it(tmp_path: Path) -> No
     [engine] = history.engines
     assert [find_events(stretch.samples) for stretch in engine.stretches] == [(), ()]
     assert (
-        "engine 0: nothing is known from 1.0 s to 10.0 s, with 7 preemptions in it: not scored"
+        "r: nothing is known of engine 0 from 1.0 s to 10.0 s, with 7 preemptions in it: not scored"
         in history.problems
     )
 
@@ -142,7 +142,7 @@ def test_a_clock_that_jumped_ahead_leaves_a_gap(tmp_path: Path) -> None:
             file.write(json.dumps({"t": at, "text": page()}) + "\n")
     history = run(path, every_seconds=60.0)
     assert [one.starts_at for one in history.engines[0].stretches] == [0.0, 3602.0]
-    assert history.problems[-1] == "engine 0: nothing is known from 2.0 s to 3602.0 s: not scored"
+    assert history.problems[-1] == "r: nothing is known of engine 0 from 2.0 s to 3602.0 s: not scored"
 
 
 def test_a_restart_and_another_model_are_told(tmp_path: Path) -> None:

@@ -28,19 +28,27 @@ MAX_TICKS = 2_000_000
 _HALF_A_MILLISECOND = 0.0005
 """Prometheus keeps milliseconds: what was scraped a few microseconds after a tick was there at that tick."""
 _REPORT_EVERY_TICKS = 500
-_VLLM, _KVHEADROOM = "vllm", "kvheadroom"
+VLLM_JOB, KVHEADROOM_JOB = "vllm", "kvheadroom"
+"""What Prometheus would label, where a recording does not tell, the pages that it scraped."""
 _SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?)[ \t]+(\S+)')
 
 Report = Callable[[str], None]
 
 
 def run_recording(
-    recording: Recording, name: str, *, every_seconds: float, wanted: frozenset[str], report: Report
+    recording: Recording,
+    name: str,
+    *,
+    every_seconds: float,
+    wanted: frozenset[str],
+    report: Report,
+    target: tuple[str, str] | None = None,
 ) -> History:
     """Watch a recording as the daemon would have, scraping at every tick.
 
     Args:
         wanted: names of the metrics of which the series are kept, vLLM's own and kvheadroom's.
+        target: job and instance of the page's series, where they are known.
 
     Raises:
         OperatorError: it has too many ticks.
@@ -50,7 +58,14 @@ def run_recording(
         raise OperatorError(f"--every: {name} would have {ticks:,} ticks, at most {MAX_TICKS:,} are scored")
     samples, times = _all_samples(recording)
     longest_gap = GAP_INTERVALS * _interval_seconds(recording, times)
-    run = _Run(recording, name, every_seconds, wanted, longest_gap)
+    run = _Run(
+        recording,
+        name,
+        every_seconds=every_seconds,
+        wanted=wanted,
+        longest_gap_seconds=longest_gap,
+        target=target or (VLLM_JOB, name),
+    )
     asyncio.run(run.watch(ticks, report))
     engines = tuple(
         EngineHistory(
@@ -60,9 +75,10 @@ def run_recording(
         )
         for engine, seen in samples.items()
     )
-    problems = [*run.problems(), *(problem for engine in engines for problem in gap_problems(engine))]
+    problems = [*run.problems(), *(problem for engine in engines for problem in gap_problems(name, engine))]
     return History(
         name=name,
+        started_at=recording.first_at,
         duration_seconds=recording.duration_seconds,
         every_seconds=every_seconds,
         engines=engines,
@@ -121,15 +137,19 @@ class _Run:
         self,
         recording: Recording,
         name: str,
+        *,
         every_seconds: float,
         wanted: frozenset[str],
         longest_gap_seconds: float,
+        target: tuple[str, str],
     ) -> None:
         self.ticks: list[dict[str, EngineSample]] = []
         self.series: dict[Series, list[float | None]] = {}
         self._recording = recording
         self._playback = Playback(recording)
         self._name = name
+        self._target = target
+        self._own_target = (KVHEADROOM_JOB, name)
         self._every_seconds = every_seconds
         self._wanted = wanted
         self._longest_gap_seconds = longest_gap_seconds
@@ -159,10 +179,10 @@ class _Run:
             if self._wanted:
                 page = "" if self._gap() is not None else self._entry.page
                 text = exposition(fleet, now, "")[0].decode()
-                self._keep(number, _VLLM, page)
-                self._keep(number, _KVHEADROOM, text)
-                self._put(number, _target("up", (), _VLLM, self._name), float(bool(page)))
-                self._put(number, _target("up", (), _KVHEADROOM, self._name), 1.0)
+                self._keep(number, self._target, page)
+                self._keep(number, self._own_target, text)
+                self._put(number, _scraped("up", (), *self._target), float(bool(page)))
+                self._put(number, _scraped("up", (), *self._own_target), 1.0)
 
     def problems(self) -> Iterable[str]:
         """What the daemon would have told while it watched."""
@@ -212,7 +232,7 @@ class _Run:
         # A recording does not tell; what was recorded came from a server that answered.
         return True
 
-    def _keep(self, tick: int, job: str, page: str) -> None:
+    def _keep(self, tick: int, target: tuple[str, str], page: str) -> None:
         """Keep the wanted samples of a page."""
         for line in page.split("\n"):
             if line.startswith("#") or not line:
@@ -222,7 +242,7 @@ class _Run:
                 continue
             sample = _SAMPLE.match(line)
             if sample is not None:
-                series = _series(sample[1], sample[2], job, self._name)
+                series = _series(sample[1], sample[2], *target)
                 if series is not None:
                     self._put(tick, series, float(sample[3]))
 
@@ -249,10 +269,10 @@ def _series(name: str, labels: str, job: str, instance: str) -> Series | None:
         [sample] = family.samples
     except ValueError:
         return None
-    return _target(name, tuple(sample.labels.items()), job, instance)
+    return _scraped(name, tuple(sample.labels.items()), job, instance)
 
 
-def _target(name: str, labels: Iterable[tuple[str, str]], job: str, instance: str) -> Series:
+def _scraped(name: str, labels: Iterable[tuple[str, str]], job: str, instance: str) -> Series:
     """With the labels of the target that was scraped, as Prometheus puts them (honor_labels: false)."""
     kept = {f"exported_{key}" if key in ("job", "instance") else key: value for key, value in labels if value}
     return Series(name, tuple(sorted({**kept, "job": job, "instance": instance}.items())))

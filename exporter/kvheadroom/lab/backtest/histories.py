@@ -33,13 +33,11 @@ class EngineHistory:
     """One engine.
 
     Attributes:
-        server: where it runs, as the label `instance` or `replica` says it; empty where there is one server alone.
         stretches: every scrape, for what really happened.
         ticks: what the daemon would have shown at tick 0, 1, ...; None where it was not known.
     """
 
     engine: str
-    server: str = ""
     stretches: tuple[Stretch, ...]
     ticks: tuple[EngineSample | None, ...]
 
@@ -53,9 +51,10 @@ class EngineHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Some time of one or more servers.
+    """Some time of one server.
 
     Attributes:
+        started_at: unix seconds of second 0, None where that is not known.
         every_seconds: from tick to tick; the first is at second 0.
         series: what rules and forecasts are made of, as far as it was wanted.
         problems: a sentence each, for a person.
@@ -67,6 +66,7 @@ class History:
     engines: tuple[EngineHistory, ...]
     series: Mapping[Series, Values]
     problems: tuple[str, ...] = ()
+    started_at: float | None = None
 
     @property
     def num_ticks(self) -> int:
@@ -74,10 +74,9 @@ class History:
         return int(self.duration_seconds / self.every_seconds + 1e-6) + 1
 
 
-def gap_problems(engine: EngineHistory) -> list[str]:
+def gap_problems(name: str, engine: EngineHistory) -> list[str]:
     """What is not known of an engine, and what must have happened meanwhile."""
     told = []
-    where = f"engine {engine.engine}" + (f" of {engine.server}" if engine.server else "")
     for before, after in itertools.pairwise(engine.stretches):
         last, first = before.samples[-1].preemptions_total, after.samples[0].preemptions_total
         lost = (
@@ -86,6 +85,7 @@ def gap_problems(engine: EngineHistory) -> list[str]:
             else f", with {first - last:g} preemptions in it"
         )
         told.append(
-            f"{where}: nothing is known from {before.ends_at:.1f} s to {after.starts_at:.1f} s{lost}: not scored"
+            f"{name}: nothing is known of engine {engine.engine} from {before.ends_at:.1f} s to {after.starts_at:.1f} s"
+            f"{lost}: not scored"
         )
     return told

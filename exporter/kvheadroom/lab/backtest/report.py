@@ -18,6 +18,7 @@ def as_json(results: Sequence[EngineResult]) -> dict[str, Any]:
 def _recording(result: EngineResult) -> dict[str, Any]:
     return {
         "name": result.name,
+        "started_at": result.started_at,
         "duration_seconds": _seconds(result.duration_seconds),
         "every_seconds": result.every_seconds,
         "horizon_seconds": result.scale.horizon_seconds,

@@ -51,6 +51,7 @@ class EngineResult:
 
     Attributes:
         name: of the history, and of the engine where the history has several.
+        started_at: unix seconds of second 0, None where that is not known.
         episodes: None where the engine does not tell its preemptions: then nothing is scored.
         problems: a sentence each.
     """
@@ -62,6 +63,7 @@ class EngineResult:
     episodes: tuple[Episode, ...] | None
     signals: tuple[SignalResult, ...]
     problems: tuple[str, ...]
+    started_at: float | None = None
 
     @property
     def is_scored(self) -> bool:
@@ -73,6 +75,7 @@ def score_history(history: History, alerts: Iterable[AlertRun], scale: Scale) ->
     """Score every signal; a history without engines gives one result with nothing in it but the reason."""
     empty = EngineResult(
         name=history.name,
+        started_at=history.started_at,
         duration_seconds=history.duration_seconds,
         every_seconds=history.every_seconds,
         scale=scale,
