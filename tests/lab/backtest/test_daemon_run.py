@@ -178,6 +178,35 @@ def test_engines_of_one_server_are_kept_apart(tmp_path: Path) -> None:
     assert only(history, "vllm:kv_cache_usage_perc", engine="1") == (0.9,)
 
 
+def test_an_engine_that_comes_later_or_goes_is_known_for_its_time_alone(tmp_path: Path) -> None:
+    both = page(0.1) + page(0.9, engine="1", preemptions=5)
+    history = run(recording(tmp_path / "r.gz", page(0.1), *[both] * 3, *[page(0.1)] * 6, both))
+    first, second = history.engines
+    assert (first.engine, len(first.stretches), second.engine) == ("0", 1, "1")
+    assert [(one.starts_at, one.ends_at) for one in second.stretches] == [(1.0, 3.0), (10.0, 10.0)]
+    assert [tick is None for tick in second.ticks] == [True] + [False] * 3 + [True] * 6 + [False]
+    assert [find_events(one.samples) for one in second.stretches] == [(), ()], "5 is no rise"
+    assert "r: nothing is known of engine 1 from 3.0 s to 10.0 s: not scored" in history.problems
+
+
+def test_a_counter_that_fell_without_a_word_of_the_process_is_told_as_a_restart(tmp_path: Path) -> None:
+    pages = [
+        page(preemptions=9, finished=90),
+        page(preemptions=0, finished=0),
+        page(preemptions=1, finished=0),
+    ]
+    history = run(recording(tmp_path / "r.gz", *pages))
+    assert [problem for problem in history.problems if "restarted" in problem]
+    assert find_events(history.engines[0].stretches[0].samples) == (2.0,)
+
+
+def test_two_series_of_one_figure_are_told(tmp_path: Path) -> None:
+    twice = page(0.5) + 'vllm:kv_cache_usage_perc{engine="0",model_name="other"} 0.25\n'
+    history = run(recording(tmp_path / "r.gz", twice, twice))
+    assert usages(history) == [0.5, 0.5]
+    assert history.problems == ("r: duplicate_series, at 2 of 2 ticks",)
+
+
 def test_pages_without_an_engine_give_a_history_without_one(tmp_path: Path) -> None:
     text = "# TYPE vllm:num_requests_running gauge\n"
     history = run(recording(tmp_path / "r.gz", text, text))

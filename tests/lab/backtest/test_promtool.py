@@ -15,7 +15,7 @@ from kvheadroom.lab.backtest.baselines import baselines
 from kvheadroom.lab.backtest.daemon_run import run_recording
 from kvheadroom.lab.backtest.events import SMALL, EngineSample
 from kvheadroom.lab.backtest.histories import ALWAYS_WANTED, EngineHistory, History, Series, Values
-from kvheadroom.lab.backtest.promtool import ABSENT, check_rules, find_promtool, run_alerts
+from kvheadroom.lab.backtest.promtool import ABSENT, check_rules, find_promtool, run_alerts, target_problems
 from kvheadroom.lab.backtest.results import AlertRun, Firing
 from kvheadroom.lab.recordings import read_recording
 from tests.end_to_end.prometheus_server import Binaries, generation_of
@@ -159,6 +159,19 @@ def test_an_alert_of_metrics_that_were_not_there_has_no_score(promtool: Path, tm
     assert (first.firing, first.why_not) == ({}, "none of its metrics was there: DCGM_FI_DEV_FB_USED")
     assert second.firing == {"0": firing(".#")}
     assert third.firing == {"0": firing("##")}
+
+
+def test_an_alert_that_may_be_silent_for_its_selection_alone_is_told(promtool: Path, tmp_path: Path) -> None:
+    rules = rules_file(
+        tmp_path,
+        {"alert": "A", "expr": 'x{job="mine"} > 0'},
+        {"alert": "B", "expr": 'x{job=~"v.*"} > 0'},
+        {"alert": "C", "expr": "x > 9"},
+    )
+    history = history_of({series("x", job="vllm", instance="i"): [1, 1]})
+    [told] = target_problems(rules, run(promtool, rules, history), history)
+    assert told.startswith("h: alert A never fired; it selects by job, instance or replica, and here ")
+    assert told.endswith(" the series have job='vllm' instance='i' replica='h'")
 
 
 def test_a_rule_that_fails_on_the_series_says_so_and_the_others_are_evaluated(

@@ -95,6 +95,10 @@ def test_a_forecast_probability_is_an_alarm_from_a_half_on_and_judged_at_its_own
     assert told["brier"]["always the base rate"]["5"] == pytest.approx(5 / 35 * 30 / 35)
     ranges = told["reliability"]["forecast probability within 5s >= 0.5"]["5"]
     assert [(one["at_least"], one["ticks"]) for one in ranges] == [(0.0, 15), (0.1, 17), (0.5, 3)]
+    assert (
+        "  forecast probability within 5s >= 0.5: said, and of how many ticks it came: "
+        "0.0..0.1: 0% of 15; 0.1..0.2: 12% of 17; 0.5..0.6: 100% of 3"
+    ) in list(table((result,)))
 
 
 @pytest.mark.parametrize(("label", "seconds"), [("60", 60), ("90s", 90), ("15m", 900), ("1h", 3600)])
@@ -127,6 +131,17 @@ def test_without_the_counter_of_preemptions_nothing_is_scored() -> None:
     assert not result.is_scored
     assert result.problems == ("h: its pages have no num_preemptions_total, so nothing is scored",)
     assert in_json((result,))["recordings"][0]["episodes"] is None
+
+
+def test_a_rule_whose_figure_was_never_told_has_no_score() -> None:
+    seen = tuple(EngineSample(at=float(at), preemptions_total=0.0, requests_waiting=0.0) for at in range(20))
+    engine = EngineHistory(engine="0", stretches=find_stretches(seen, 3.0), ticks=seen)
+    history = History(name="h", duration_seconds=19.0, every_seconds=1.0, engines=(engine,), series={})
+    result = one(history)
+    usage, waiting = signal(result, "usage > 0.9"), signal(result, "waiting > 0")
+    assert (usage.score, usage.why_not) == (None, "the engine did not tell at any tick what it needs")
+    assert waiting.score is not None
+    assert not result.is_scored
 
 
 def test_without_an_engine_nothing_is_scored() -> None:

@@ -20,6 +20,7 @@ _TEXT_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|`[^`]*`|#
 _CLOCK = re.compile(
     r"\b(?:time|timestamp|minute|hour|month|year|day_of_week|day_of_month|day_of_year|days_in_month)\s*\(|@"
 )
+_BY_TARGET = re.compile(r"\b(?:job|instance|replica)\s*(?:=|!=|=~|!~)\s*[\"'`]")
 _BY_PATTERN = re.compile(r"__name__\s*(?:=~|!~|!=)")
 _QUOTED_NAME = re.compile(r'__name__\s*=\s*["\'`]([^"\'`]*)')
 _LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)|\{[^}]*\}|\[[^]]*\]")
@@ -41,6 +42,7 @@ class AlertRule:
         metrics: that it is made of in the end, through recording rules.
         recorded: the recording rules that it is made of.
         is_of_absence: it may fire because a metric is not there.
+        is_of_target: it selects by labels that say what was scraped.
         why_not: why promtool cannot tell when it fires, None where it can.
     """
 
@@ -50,6 +52,7 @@ class AlertRule:
     metrics: frozenset[str]
     recorded: frozenset[str]
     is_of_absence: bool
+    is_of_target: bool
     why_not: str | None
 
 
@@ -179,6 +182,7 @@ def _alert(
         metrics=frozenset(metrics - made_of.keys() - _MADE_BY_PROMETHEUS),
         recorded=frozenset(made_of),
         is_of_absence=any("absent" in expression for expression in plain),
+        is_of_target=any(map(_BY_TARGET.search, expressions)),
         why_not=why_not,
     )
 

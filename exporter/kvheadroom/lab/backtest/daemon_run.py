@@ -178,7 +178,7 @@ class _Run:
             )
             if self._wanted:
                 page = "" if self._gap() is not None else self._entry.page
-                text = exposition(fleet, now, "")[0].decode()
+                text = exposition(fleet, now, "", only=self._wanted)[0].decode()
                 self._keep(number, self._target, page)
                 self._keep(number, self._own_target, text)
                 self._put(number, _scraped("up", (), *self._target), float(bool(page)))

@@ -115,6 +115,24 @@ def run_alerts(
     )
 
 
+def target_problems(rules: Rules, alerts: Iterable[AlertRun], history: History) -> Iterator[str]:
+    """Of alerts that never fired, perhaps because they select labels that the series have not here."""
+    shown = ", ".join(
+        sorted(
+            {
+                f"job={series.label('job')!r} instance={series.label('instance')!r}"
+                for series in history.series
+            }
+        )
+    )
+    for rule, alert in zip(rules.alerts, alerts, strict=True):
+        if rule.is_of_target and alert.why_not is None and not any(map(any, alert.firing.values())):
+            yield (
+                f"{history.name}: alert {rule.name} never fired; it selects by job, instance or replica, and here the "
+                f"series have {shown} replica={history.name!r}"
+            )
+
+
 def _why_not(promtool: Path | None, alert: AlertRule, present: set[str]) -> str | None:
     if promtool is None:
         return ABSENT

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvheadroom.lab.backtest.probabilities import base_rate, brier, reliability
-from kvheadroom.lab.backtest.results import BASELINE, EngineResult, SignalResult
+from kvheadroom.lab.backtest.results import BASELINE, FORECAST, EngineResult, SignalResult
 
 BASE_RATE = "always the base rate"
 _MOST_PROBLEMS = 20
@@ -125,8 +125,22 @@ def _engine_table(result: EngineResult) -> Iterator[str]:
     if rate is not None:
         yield f"  Brier of always saying the base rate ({rate:.3f}): {rate * (1 - rate):.3f}"
     for signal in result.signals:
+        if signal.kind == FORECAST:
+            yield from _reliability_lines(signal)
+    for signal in result.signals:
         if signal.score is None:
             yield f"  {signal.kind} {signal.name}: not evaluated, {signal.why_not}"
+
+
+def _reliability_lines(signal: SignalResult) -> Iterator[str]:
+    """What came of what a forecast said."""
+    for judged in signal.judged.values():
+        ranges = [
+            f"{one.at_least:.1f}..{one.below:.1f}: {one.came_ratio:.0%} of {one.ticks:,}"
+            for one in reliability(judged)
+        ]
+        if ranges:
+            yield f"  {signal.name}: said, and of how many ticks it came: {'; '.join(ranges)}"
 
 
 def _row(signal: SignalResult, episodes: int) -> tuple[str, ...]:

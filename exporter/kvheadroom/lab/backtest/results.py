@@ -111,6 +111,9 @@ def _score_engine(
     def scored(
         name: str, kind: str, firing: Firing, horizon_seconds: float | None, probabilities: Values
     ) -> SignalResult:
+        if all(fires is None for fires in firing):
+            why_not = "the engine did not tell at any tick what it needs"
+            return SignalResult(name=name, kind=kind, score=None, why_not=why_not, judged={})
         ticks = [(tick * every_seconds, value) for tick, value in enumerate(probabilities)]
         judged = (
             {}

@@ -14,7 +14,7 @@ from kvheadroom.lab.backtest.events import Scale
 from kvheadroom.lab.backtest.histories import ALWAYS_WANTED, History
 from kvheadroom.lab.backtest.history_folder import Wanted
 from kvheadroom.lab.backtest.prometheus_history import fetch_history
-from kvheadroom.lab.backtest.promtool import check_rules, find_promtool, run_alerts
+from kvheadroom.lab.backtest.promtool import check_rules, find_promtool, run_alerts, target_problems
 from kvheadroom.lab.backtest.results import EngineResult, score_history
 from kvheadroom.lab.recording_lines import RecordingError
 from kvheadroom.lab.recordings import Recording, read_recording
@@ -108,6 +108,8 @@ class _Scoring:
         )
         history = replace(history, problems=(*problems, *history.problems))
         alerts = run_alerts(self.promtool, self.rules, history, self.report)
+        doubts = target_problems(self.rules, alerts, history)
+        history = replace(history, problems=(*history.problems, *doubts))
         return score_history(history, alerts, self.order.scale)
 
     def nothing(
