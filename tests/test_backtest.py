@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.lab.backtest.series import page, recording
 from tests.lab.test_recordings import BAD
 
 RECORDINGS = Path(__file__).parent / "recordings" / "backtest"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "backtest.md"
 
 
 def backtest(*arguments: str | Path, path: str | None = None) -> "subprocess.CompletedProcess[str]":
@@ -57,6 +59,12 @@ def test_people_get_a_table_and_standard_error_the_progress(prometheus2: Binarie
         answer.stderr
         == "kvheadroom: steady: 300 pages\nkvheadroom: steady: promtool evaluates 1 of 1 alerts\n"
     )
+
+
+def test_the_example_in_the_docs_is_what_the_tool_prints(prometheus2: Binaries) -> None:
+    answer = backtest("--recording", RECORDINGS / "chat.jsonl.gz", "--promtool", prometheus2.promtool)
+    [example] = re.findall(r"```text\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert answer.stdout == example
 
 
 def test_alerts_of_a_file_take_the_place_of_the_packages_own(prometheus2: Binaries, tmp_path: Path) -> None:
