@@ -53,7 +53,7 @@ def test_several_recordings_are_scored_each_by_itself() -> None:
 def test_people_get_a_table_and_standard_error_the_progress(prometheus2: Binaries) -> None:
     answer = backtest("--recording", RECORDINGS / "steady.jsonl.gz", "--promtool", prometheus2.promtool)
     assert answer.returncode == 0
-    assert "  0 preemptions in 0 episodes\n" in answer.stdout
+    assert "  0 preemptions (0 events) in 0 episodes\n" in answer.stdout
     assert "  alert KvPoolNearlyExhausted  " in answer.stdout
     assert (
         answer.stderr

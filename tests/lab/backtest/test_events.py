@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvheadroom.lab.backtest.events import (
     EngineSample,
     Episode,
+    count_preemptions,
     find_episodes,
     find_events,
     find_stretches,
@@ -76,6 +77,12 @@ def test_a_sign_before_a_restart_dates_nothing_after_it() -> None:
 
 def test_a_counter_that_is_not_told_for_a_while_still_rose() -> None:
     assert find_events(samples([3, None, None, 5])) == (3.0,)
+
+
+def test_several_preemptions_may_be_one_event() -> None:
+    assert count_preemptions(samples([18, 18, 20, None, 25])) == 7
+    assert count_preemptions(samples([10_000, 40, 41])) == 1, "what was before the restart is over"
+    assert count_preemptions(samples([None])) == 0
 
 
 def test_events_less_than_the_gap_apart_are_one_episode() -> None:

@@ -202,7 +202,9 @@ def test_the_preemptions_of_real_recordings_are_the_known_ones() -> None:
 def test_the_chat_is_one_episode_and_the_bursts_are_three() -> None:
     [chat] = one(replayed("chat"), scale=SMALL).episodes or ()
     assert (round(chat.preempted_at, 1), round(chat.last_at, 1)) == (121.5, 163.0)
-    burst = one(replayed("burst"), scale=SMALL).episodes or ()
+    result = one(replayed("burst"), scale=SMALL)
+    burst = result.episodes or ()
+    assert result.preemptions == 54
     assert [round(one.preempted_at, 1) for one in burst] == [20.6, 66.5, 111.0]
 
 

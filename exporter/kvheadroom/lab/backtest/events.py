@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 TOLERANCE_SECONDS = 1e-6
 """Instants are sums of intervals that a float may not hold."""
@@ -136,6 +137,12 @@ def find_events(samples: Iterable[EngineSample]) -> tuple[float, ...]:
             counted = count
         before = sample
     return tuple(events)
+
+
+def count_preemptions(samples: Iterable[EngineSample]) -> float:
+    """How many there were in a stretch: the sum of what the counter rose."""
+    counts = [sample.preemptions_total for sample in samples if sample.preemptions_total is not None]
+    return sum(max(0.0, after - before) for before, after in pairwise(counts))
 
 
 def _shows_a_preemption(before: EngineSample, now: EngineSample) -> bool:

@@ -30,6 +30,7 @@ def _recording(result: EngineResult) -> dict[str, Any]:
         "events": None
         if result.episodes is None
         else [_seconds(event) for episode in result.episodes for event in episode.events],
+        "preemptions": None if result.episodes is None else result.preemptions,
         "signals": [_signal(signal) for signal in result.signals],
         "brier": _briers(result),
         "reliability": {
@@ -114,7 +115,10 @@ def _engine_table(result: EngineResult) -> Iterator[str]:
     if result.episodes is None:
         return
     events = sum(len(episode.events) for episode in result.episodes)
-    yield f"  {_count(events, 'preemption')} in {_count(len(result.episodes), 'episode')}" + _starts(result)
+    yield (
+        f"  {_count(round(result.preemptions), 'preemption')} ({_count(events, 'event')}) in "
+        f"{_count(len(result.episodes), 'episode')}{_starts(result)}"
+    )
     heads = ("signal", "warned", "lead", "false", "late", "open", "firing", "Brier")
     rows = [_row(signal, len(result.episodes)) for signal in result.signals if signal.score is not None]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]

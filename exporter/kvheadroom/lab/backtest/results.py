@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from kvheadroom.lab.backtest.alarms import Score, score
 from kvheadroom.lab.backtest.baselines import baselines
-from kvheadroom.lab.backtest.events import Episode, Scale, find_episodes, find_events
+from kvheadroom.lab.backtest.events import Episode, Scale, count_preemptions, find_episodes, find_events
 from kvheadroom.lab.backtest.forecasts import forecasts
 from kvheadroom.lab.backtest.histories import EngineHistory, History, Values
 from kvheadroom.lab.backtest.probabilities import Judged, judge
@@ -54,6 +54,7 @@ class EngineResult:
         started_at: unix seconds of second 0, None where that is not known.
         episodes: None where the engine does not tell its preemptions: then nothing is scored.
         problems: a sentence each.
+        preemptions: how many there were, several in one event perhaps.
     """
 
     name: str
@@ -64,6 +65,7 @@ class EngineResult:
     signals: tuple[SignalResult, ...]
     problems: tuple[str, ...]
     started_at: float | None = None
+    preemptions: float = 0.0
 
     @property
     def is_scored(self) -> bool:
@@ -146,7 +148,13 @@ def _score_engine(
             f"{result.name}: no stretch of it is as long as the horizon of {scale.horizon_seconds:g} s, so no alarm "
             "can be told to be false"
         )
-    return replace(result, episodes=episodes, signals=tuple(signals), problems=tuple(problems))
+    return replace(
+        result,
+        episodes=episodes,
+        preemptions=sum(count_preemptions(stretch.samples) for stretch in engine.stretches),
+        signals=tuple(signals),
+        problems=tuple(problems),
+    )
 
 
 def _as_said(firing: Firing) -> Values:
