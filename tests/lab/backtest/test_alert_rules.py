@@ -28,6 +28,7 @@ def alert(tmp_path: Path, text: str) -> AlertRule:
         ("predict_linear(a[2m], 1e3) > Inf and b offset 5m unless a", ["a", "b"]),
         ("max_over_time(a[1h:30s]) # not c\nor b", ["a", "b"]),
         ("{__name__='a:b', engine='0'} > 0", ["a:b"]),
+        ('{"a:b", engine="0"} > 0 and {`c`}', ["a:b", "c"]),
         ("vector(1)", []),
         ("0x1f + .5 + 3e5", []),
     ],

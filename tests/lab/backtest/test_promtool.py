@@ -148,6 +148,18 @@ def test_groups_are_taken_in_the_order_of_the_file_at_every_tick(promtool: Path,
         assert alert.firing == {"0": firing(".#.#")}
 
 
+def test_a_group_of_which_nothing_can_be_evaluated_is_no_hindrance(promtool: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.yml"
+    groups = [
+        {"name": "g", "rules": [{"alert": "A", "expr": "hour() > 3"}]},
+        {"name": "h", "rules": [{"alert": "B", "expr": "x > 0", "labels": {"who": "{{ $labels.engine }}"}}]},
+    ]
+    path.write_text(json.dumps({"groups": groups}))
+    first, second = run(promtool, read_rules(path), history_of({series("x", engine="0"): [0, 1]}))
+    assert first.why_not is not None
+    assert second.firing == {"0": firing(".#")}
+
+
 def test_an_alert_of_metrics_that_were_not_there_has_no_score(promtool: Path, tmp_path: Path) -> None:
     rules = rules_file(
         tmp_path,

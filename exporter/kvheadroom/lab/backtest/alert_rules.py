@@ -22,7 +22,8 @@ _CLOCK = re.compile(
 )
 _BY_TARGET = re.compile(r"\b(?:job|instance|replica)\s*(?:=|!=|=~|!~)\s*[\"'`]")
 _BY_PATTERN = re.compile(r"__name__\s*(?:=~|!~|!=)")
-_QUOTED_NAME = re.compile(r'__name__\s*=\s*["\'`]([^"\'`]*)')
+# `{__name__="x"}`, and `{"x"}` of Prometheus 3.
+_QUOTED_NAME = re.compile(r"""__name__\s*=\s*["'`]([^"'`]*)|\{\s*["'`]([^"'`]*)["'`]\s*[,}]""")
 _LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)|\{[^}]*\}|\[[^]]*\]")
 _NAME = re.compile(r"(?<![\w:.])[a-zA-Z_:][\w:]*(?![\w:]*\s*\()")
 _WORD = re.compile(
@@ -201,7 +202,7 @@ def _expressions(
 
 def metric_names(expression: str) -> list[str]:
     """The metrics that a PromQL expression names, in order."""
-    quoted = _QUOTED_NAME.findall(expression)
+    quoted = [one or other for one, other in _QUOTED_NAME.findall(expression)]
     plain = _LABELS.sub(" ", _TEXT_OR_COMMENT.sub('""', expression))
     names = (found[0] for found in _NAME.finditer(plain))
     return list(dict.fromkeys((*quoted, *(name for name in names if not _WORD.fullmatch(name)))))
