@@ -1,6 +1,7 @@
 """Alerts evaluated by promtool, of both generations of Prometheus."""
 
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,24 @@ def test_rules_fire_on_real_recordings_as_in_a_prometheus_server(
         assert len(shown) == len(expected), alert.name
         for ours, theirs in zip(shown, expected, strict=True):
             assert ours == pytest.approx(theirs, abs=tolerance, rel=0), alert.name
+
+
+def test_looked_at_every_five_seconds_the_bursts_leave_the_known_leads(
+    promtool: Path, tmp_path: Path
+) -> None:
+    """As measured with a Prometheus server that evaluated every 5 s, from an alert's start to the counter's rise."""
+    rules = rules_file(tmp_path, *({"alert": alert, **rule} for alert, rule in RULES.items()))
+    rises = (20.552, 67.5, 116.5)
+    starts = {
+        alert.name: [one.started_at for one in find_alarms(alert.firing["0"], 5.0, 5.0)]
+        for alert in run(promtool, rules, replayed("burst", rules.metrics, 5.0))
+    }
+    leads = {
+        name: [rise - at for rise, at in zip(rises, starts[name], strict=True)]
+        for name in ("Waiting", "Usage")
+    }
+    assert [round(statistics.median(one), 1) for one in leads.values()] == [2.5, 0.6]
+    assert starts["UsageFor15s"] == []
 
 
 def _alarms(fires: Firing) -> Sequence[Any]:
