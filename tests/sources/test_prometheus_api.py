@@ -157,13 +157,13 @@ def test_an_answer_that_is_cut_off_is_none() -> None:
 
 def test_one_that_hangs_or_trickles_ends_at_the_deadline() -> None:
     def hang(_: BaseHTTPRequestHandler) -> None:
-        time.sleep(3)
+        time.sleep(10)
 
     def trickle(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Length", "1000")
         request.end_headers()
-        for _ in range(30):
+        for _ in range(100):
             request.wfile.write(b" ")
             request.wfile.flush()
             time.sleep(0.1)
@@ -172,7 +172,7 @@ def test_one_that_hangs_or_trickles_ends_at_the_deadline() -> None:
         began_at = time.monotonic()
         reason, _ = fails(answer, timeout_seconds=0.5)
         assert reason == FailureReason.TIMEOUT
-        assert time.monotonic() - began_at < 2.5
+        assert time.monotonic() - began_at < 5
 
 
 def test_nobody_at_the_address_is_told() -> None:

@@ -1,4 +1,4 @@
-"""Range queries of a Prometheus server over its HTTP API (`/api/v1/query_range`); also what speaks it: Thanos, Mimir, VictoriaMetrics.
+"""Range queries of a Prometheus server over its HTTP API (`/api/v1/query_range`).
 
 An answer has a size limit and a deadline, and is taken only where it is what was asked for. The token goes to the address alone:
 redirects are not followed.

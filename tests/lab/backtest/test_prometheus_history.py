@@ -324,14 +324,17 @@ def test_one_that_stays_silent_is_not_asked_for_ever(tmp_path: Path, monkeypatch
     ] * 7
 
 
-def test_warnings_are_told_once(tmp_path: Path) -> None:
+def test_warnings_are_told_once_and_what_came_with_them_is_asked_for_again(tmp_path: Path) -> None:
     told = telling(STEADY)
 
     def answer(asked: Asked) -> Answer:
         return told(asked) if asked["query"].startswith("group") else matrix(warnings=["a store is missing"])
 
-    with prometheus_api(answer) as (url, _):
+    with prometheus_api(answer) as (url, seen):
         assert fetch(url, tmp_path).problems == ("Prometheus warns: a store is missing",)
+        seen.clear()
+        assert fetch(url, tmp_path).problems == ("Prometheus warns: a store is missing",)
+        assert seen
 
 
 def test_servers_that_differ_in_their_job_alone_are_told_apart(tmp_path: Path) -> None:

@@ -111,13 +111,12 @@ class HistoryFolder:
     def _part_path(self, part: int) -> Path:
         return self.path / f"part-{part:05}.json.gz"
 
-    def keep_part(self, part: int, answers: Answers, warnings: Sequence[str]) -> None:
+    def keep_part(self, part: int, answers: Answers) -> None:
         """What was answered as a whole."""
         found = {name: [[one.labels, one.values] for one in series] for name, series in answers.items()}
-        content = json.dumps({"warnings": list(warnings), "answers": found}).encode()
-        _write(self._part_path(part), gzip.compress(content, compresslevel=6, mtime=0))
+        _write(self._part_path(part), gzip.compress(json.dumps(found).encode(), compresslevel=6, mtime=0))
 
-    def part(self, part: int) -> tuple[Answers, list[str]] | None:
+    def part(self, part: int) -> Answers | None:
         """What was answered before; None where it was not, or where it cannot be read any more."""
         path = self._part_path(part)
         try:
@@ -126,14 +125,14 @@ class HistoryFolder:
                 name: [
                     RangeSeries(labels, {int(s): v for s, v in values.items()}) for labels, values in series
                 ]
-                for name, series in content["answers"].items()
+                for name, series in content.items()
             }
         except FileNotFoundError:
             return None
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
             path.unlink(missing_ok=True)
             return None
-        return found, content["warnings"]
+        return found
 
 
 def _plan(content: dict[str, Any]) -> Plan:

@@ -8,7 +8,7 @@ import gzip
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -125,44 +125,67 @@ def _fetch_parts(
     api: PrometheusApi, plan: Plan, folder: HistoryFolder, recordings: Path, report: Report
 ) -> Fetched:
     origin = ORIGINS[plan.origin]
-    keys = [tuple(server) for server in plan.servers]
     servers = {
         key: _server(key, name, recordings / f"{number}.jsonl.gz")
-        for number, (key, name) in enumerate(zip(keys, _names(keys), strict=True))
+        for number, (key, name) in enumerate(zip(plan.servers, _names(plan.servers), strict=True))
     }
-    header = {"origin": {"format": 1, "interval_seconds": plan.wanted.every_seconds}}
-    for server in servers.values():
-        _append(server.recording, [json.dumps(header)])
+    writers = {key: _Writer(server.recording, plan) for key, server in servers.items()}
     problems: dict[str, None] = {}
-    failed: list[tuple[int, str]] = []
+    failed: list[str] = []
     in_a_row = 0
     for part in range(plan.num_parts):
-        answers: tuple[Answers, list[str]] | SourceFailure | None = folder.part(part)
-        is_new = answers is None
+        known = folder.part(part)
+        answers: tuple[Answers, list[str]] | SourceFailure | None = None if known is None else (known, [])
         if answers is None and in_a_row < MOST_FAILURES:
             answers = _fetch_part(api, plan, origin, part, report)
         if isinstance(answers, SourceFailure) or answers is None:
             in_a_row += 1
-            failed.append((part, "not asked any more" if answers is None else answers.detail))
-            lines = [_failure_line(plan, part, tick) for tick in range(plan.ticks_of(part))]
-            for server in servers.values():
-                _append(server.recording, lines)
+            last = plan.ticks_of(part) - 1
+            failed.append(
+                f"Prometheus did not answer for {_instant(plan.at(part, 0))} to {_instant(plan.at(part, last))}: "
+                + ("not asked any more" if answers is None else answers.detail)
+            )
+            for writer in writers.values():
+                writer.append(part, [None])
             continue
         in_a_row = 0
         found, warnings = answers
-        if is_new:
-            folder.keep_part(part, found, warnings)
+        # With a warning it may not be whole, and the next time it may be.
+        if known is None and not warnings:
+            folder.keep_part(part, found)
         problems |= dict.fromkeys(f"Prometheus warns: {warning}" for warning in warnings)
         shown = pages(origin, found, plan.ticks_of(part))
-        for key, server in servers.items():
-            told = zip(range(plan.ticks_of(part)), shown.of(key), strict=True)
-            _append(server.recording, [_line(plan, part, tick, page) for tick, page in told])
-    told_failures = [
-        f"Prometheus did not answer for {_instant(plan.at(part, 0))} to "
-        f"{_instant(plan.at(part, plan.ticks_of(part) - 1))}: {detail}"
-        for part, detail in failed
-    ]
-    return Fetched(tuple(servers.values()), (*problems, *told_failures))
+        for key, writer in writers.items():
+            writer.append(part, shown.of(key))
+    return Fetched(tuple(servers.values()), (*problems, *failed))
+
+
+class _Writer:
+    """The recording of one server, written part by part."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self._path = path
+        self._plan = plan
+        self._is_there = False
+        self._write([{"origin": {"format": 1, "interval_seconds": plan.wanted.every_seconds}}])
+
+    def append(self, part: int, told: Iterable[str | None]) -> None:
+        """The pages at the first ticks of a part; where there is none, that is said once and holds until the next."""
+        entries: list[dict[str, object]] = []
+        for tick, page in enumerate(told):
+            at = self._plan.at(part, tick)
+            if page is not None:
+                entries.append({"t": at, "text": page})
+            elif self._is_there:
+                entries.append({"t": at, "err": str(FailureReason.UNREACHABLE)})
+            self._is_there = page is not None
+        self._write(entries)
+
+    def _write(self, entries: Sequence[dict[str, object]]) -> None:
+        if entries:
+            text = "".join(f"{json.dumps(entry, ensure_ascii=False)}\n" for entry in entries)
+            with self._path.open("ab") as file:
+                file.write(gzip.compress(text.encode(), compresslevel=1, mtime=0))
 
 
 def _server(key: tuple[str, ...], name: str, recording: Path) -> Server:
@@ -203,22 +226,6 @@ def _ask(
             return answer
         time.sleep(pause)
     raise AssertionError("the last pause is None")
-
-
-def _line(plan: Plan, part: int, tick: int, page: str | None) -> str:
-    if page is None:
-        return _failure_line(plan, part, tick)
-    return json.dumps({"t": plan.at(part, tick), "text": page}, ensure_ascii=False)
-
-
-def _failure_line(plan: Plan, part: int, tick: int) -> str:
-    return json.dumps({"t": plan.at(part, tick), "err": str(FailureReason.UNREACHABLE)})
-
-
-def _append(path: Path, lines: Sequence[str]) -> None:
-    """One more gzip member."""
-    with path.open("ab") as file:
-        file.write(gzip.compress("".join(f"{line}\n" for line in lines).encode(), compresslevel=1, mtime=0))
 
 
 def _instant(at: float) -> str:
