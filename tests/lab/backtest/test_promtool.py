@@ -238,6 +238,16 @@ def test_a_chosen_promtool_that_is_none_is_refused(tmp_path: Path) -> None:
         find_promtool(tmp_path / "nothing")
 
 
+def test_a_promtool_of_this_folder_is_found_from_any_other(
+    prometheus2: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "promtool").symlink_to(prometheus2.promtool)
+    monkeypatch.chdir(tmp_path)
+    rules = rules_file(tmp_path, {"alert": "A", "expr": "x > 0"})
+    [alert] = run(find_promtool(Path("./promtool")), rules, history_of({series("x"): [0, 1]}))
+    assert alert.firing == {"0": firing(".#")}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -55,11 +55,12 @@ def find_promtool(chosen: Path | None) -> Path | None:
     """
     if chosen is None:
         found = shutil.which("promtool")
-        return None if found is None else Path(found)
+        return None if found is None else Path(found).absolute()
     found = shutil.which(chosen.expanduser())
     if found is None:
         raise OperatorError(f"--promtool: {chosen} is no program that can be run")
-    return Path(found)
+    # It runs in a folder of its own.
+    return Path(found).absolute()
 
 
 def check_rules(promtool: Path, rules: Rules) -> None:
