@@ -161,7 +161,7 @@ def test_the_history_of_a_prometheus_is_scored_at_production_scale() -> None:
     assert (one["every_seconds"], one["horizon_seconds"], one["episode_gap_seconds"]) == (15, 900, 300)
     assert len(one["episodes"]) == 1
     assert abs(one["started_at"] + one["episodes"][0] - (time.time() - 600)) < 60
-    assert "kvheadroom: part 1 of 1, query " in answer.stderr
+    assert "kvheadroom: history: part 1 of 1, from 20" in answer.stderr
 
 
 def test_what_was_fetched_is_gone_on_with_next_time(tmp_path: Path) -> None:

@@ -205,8 +205,8 @@ def _fetch_part(
     queries = origin.queries(plan.wanted.select, plan.wanted.rule_metrics)
     answers: dict[str, list[RangeSeries]] = {}
     warnings: list[str] = []
-    for number, (name, expression) in enumerate(queries.items(), start=1):
-        report(f"part {part + 1} of {plan.num_parts}, query {number} of {len(queries)}")
+    report(f"history: part {part + 1} of {plan.num_parts}, from {_instant(plan.at(part, 0))}")
+    for name, expression in queries.items():
         answer = _ask(api, expression, plan.at(part, 0), plan.ticks_of(part), plan.wanted.every_seconds)
         if isinstance(answer, SourceFailure):
             return answer

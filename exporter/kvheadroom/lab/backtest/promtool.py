@@ -118,19 +118,19 @@ def run_alerts(
 
 def target_problems(rules: Rules, alerts: Iterable[AlertRun], history: History) -> Iterator[str]:
     """Of alerts that never fired, perhaps because they select labels that the series have not here."""
-    shown = ", ".join(
-        sorted(
-            {
-                f"job={series.label('job')!r} instance={series.label('instance')!r}"
-                for series in history.series
-            }
-        )
+    targets = {
+        tuple((name, value) for name, value in series.labels if name in ("job", "instance", "replica"))
+        for series in history.series
+        if series.name != "up"
+    }
+    shown = " or ".join(
+        "{" + ", ".join(f'{name}="{value}"' for name, value in target) + "}" for target in sorted(targets)
     )
     for rule, alert in zip(rules.alerts, alerts, strict=True):
         if rule.is_of_target and alert.why_not is None and not any(map(any, alert.firing.values())):
             yield (
-                f"{history.name}: alert {rule.name} never fired; it selects by job, instance or replica, and here the "
-                f"series have {shown} replica={history.name!r}"
+                f"{history.name}: alert {rule.name} never fired; it selects by job, instance or replica, and here series "
+                f"have {shown}"
             )
 
 
