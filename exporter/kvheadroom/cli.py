@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvheadroom import __version__
+from kvheadroom.backtest_arguments import DESCRIPTION as BACKTEST_DESCRIPTION
+from kvheadroom.backtest_arguments import EXAMPLES as BACKTEST_EXAMPLES
+from kvheadroom.backtest_arguments import add_backtest_arguments, read_order
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.plan_arguments import (
     DESCRIPTION,
@@ -109,6 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_plan(commands)
     _add_record(commands)
+    _add_backtest(commands)
     return parser
 
 
@@ -256,6 +260,18 @@ def _add_record(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None
     record.set_defaults(run=_record)
 
 
+def _add_backtest(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
+    backtest = commands.add_parser(
+        "backtest",
+        help="score alerts, forecasts and simple rules on what really happened",
+        description=BACKTEST_DESCRIPTION,
+        epilog=BACKTEST_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_backtest_arguments(backtest)
+    backtest.set_defaults(run=_backtest)
+
+
 def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--target",
@@ -371,7 +387,7 @@ def _record(arguments: argparse.Namespace) -> int:
     name = arguments.replica if arguments.replica is not None or len(names) > 1 else names[0]
     if name not in names:
         raise OperatorError(f"--replica: one server is recorded; name it: {', '.join(names[:20])}")
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    progress = _Progress()
     order = Order(
         config=config,
         replica=config.replicas[names.index(name)],
@@ -380,22 +396,63 @@ def _record(arguments: argparse.Namespace) -> int:
         duration_seconds=_option("--duration", validate_duration, arguments.duration, 0.1, YEAR_SECONDS),
         max_bytes=_option("--max-size", validate_size, arguments.max_size),
         mask=arguments.mask,
-        progress_seconds=0.5 if on_terminal else 10.0,
+        progress_seconds=0.5 if progress.on_terminal else 10.0,
     )
 
-    def report(text: str, *, end: str = "\r" if on_terminal else "\n") -> None:
-        # A terminal that has gone away ends no recording.
-        with contextlib.suppress(OSError, ValueError):
-            print(
-                f"kvheadroom: {text}" + ("\x1b[K" if on_terminal else ""),
-                end=end,
-                file=sys.stderr,
-                flush=True,
-            )
-
-    ending = asyncio.run(record(order, report))
-    report(ending.sentence, end="\n")
+    ending = asyncio.run(record(order, progress.report))
+    progress.tell(ending.sentence)
     return OK if ending.complete else INCOMPLETE
+
+
+class _Progress:
+    """Sentences on standard error; on a terminal each replaces the one before it."""
+
+    def __init__(self) -> None:
+        self.on_terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    def report(self, text: str) -> None:
+        """How far it is."""
+        self._print(text, "\r" if self.on_terminal else "\n")
+
+    def tell(self, text: str) -> None:
+        """What is to stay."""
+        self._print(text, "\n")
+
+    def end(self) -> None:
+        """Make room for what comes on standard output."""
+        if self.on_terminal:
+            with contextlib.suppress(OSError, ValueError):
+                print(end="\x1b[K", file=sys.stderr, flush=True)
+
+    def _print(self, text: str, end: str) -> None:
+        clear = "\x1b[K" if self.on_terminal else ""
+        # A terminal that has gone away ends nothing.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"kvheadroom: {text}{clear}", end=end, file=sys.stderr, flush=True)
+
+
+def _backtest(arguments: argparse.Namespace) -> int:
+    import logging
+
+    order = read_order(arguments)
+
+    from kvheadroom.lab.backtest.report import as_json, table
+    from kvheadroom.lab.backtest.run import backtest
+    from kvheadroom.outputs.json_report import to_json
+
+    # What the daemon would have logged is told with the results.
+    logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
+    progress = _Progress()
+    results = backtest(order, progress.report)
+    progress.end()
+    if arguments.json:
+        for problem in dict.fromkeys(problem for result in results for problem in result.problems):
+            progress.tell(problem)
+        print(to_json(as_json(results)))
+    else:
+        for line in table(results):
+            print(line)
+    return OK if all(result.is_scored for result in results) else INCOMPLETE
 
 
 def _option(name: str, validate: "Callable[..., T]", *values: Any) -> "T":

@@ -88,7 +88,7 @@ class PrometheusServer:
     """Use as a context manager, or call start() and stop(). Its data go with it.
 
     `scrape_configs` are the entries of Prometheus's `scrape_configs`; scrape and evaluation interval are
-    `interval_seconds` unless an entry says otherwise.
+    `interval_seconds` unless an entry says otherwise. `blocks` is a folder of history that it begins with.
     """
 
     def __init__(
@@ -99,8 +99,10 @@ class PrometheusServer:
         rule_files: Sequence[Path] = (),
         interval_seconds: float = 1.0,
         more_config: Mapping[str, Any] | None = None,
+        blocks: Path | None = None,
     ) -> None:
         self._binaries = binaries
+        self._blocks = blocks
         interval = f"{round(interval_seconds * 1000)}ms"
         self._config: dict[str, Any] = {
             "global": {
@@ -121,6 +123,8 @@ class PrometheusServer:
         folder = Path(self._folder.name)
         config = folder / "prometheus.yml"
         config.write_text(json.dumps(self._config, indent=1))  # every JSON document is YAML as well
+        if self._blocks is not None:
+            shutil.copytree(self._blocks, folder / "data")
         self._port = free_loopback_port()
         self._process = ServerProcess(
             [

@@ -327,3 +327,17 @@ def test_names_follow_the_conventions() -> None:
             assert metric.labels[:3] == ENGINE_LABELS
     for one, other in itertools.combinations(names, 2):
         assert one != f"{other}_total", "a counter and a gauge may not differ by _total alone"
+
+
+def test_an_exposition_of_some_metrics_has_their_lines_alone_as_the_whole_page_has_them() -> None:
+    whole, _ = exposition(withhold_stale(fleet(), NOW), NOW, "")
+    part, _ = exposition(
+        withhold_stale(fleet(), NOW),
+        NOW,
+        "",
+        only=frozenset({"kvheadroom_kv_usage_ratio", "kvheadroom_preemptions_total"}),
+    )
+    wanted = re.compile(rb"(?:# \w+ )?kvheadroom_(?:kv_usage_ratio|preemptions_total)\b")
+    expected = [line for line in whole.splitlines() if wanted.match(line)]
+    assert part.splitlines() == expected
+    assert len(expected) > 4

@@ -15,30 +15,36 @@ Family = CounterMetricFamily | GaugeMetricFamily
 Sample = tuple[tuple[str, ...], float]
 
 
-def exposition(fleet: FleetAssessment, now: float, accept: str) -> tuple[bytes, str]:
+def exposition(
+    fleet: FleetAssessment, now: float, accept: str, *, only: frozenset[str] | None = None
+) -> tuple[bytes, str]:
     """(body, content type) of our own `/metrics`.
 
     Args:
         fleet: with stale numbers already withheld.
         now: unix seconds, for the samples' age.
         accept: the reader's Accept header; OpenMetrics is given to those who ask for it.
+        only: names of the metrics that are wanted, None for all.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Fleet(fleet, now))
+    registry.register(_Fleet(fleet, now, only))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
 class _Fleet(Collector):
-    def __init__(self, fleet: FleetAssessment, now: float) -> None:
+    def __init__(self, fleet: FleetAssessment, now: float, only: frozenset[str] | None) -> None:
         self._fleet = fleet
         self._now = now
+        self._only = only
 
     def describe(self) -> Iterable[Family]:
         return ()
 
     def collect(self) -> Iterator[Family]:
         for metric in m.CATALOGUE:
+            if self._only is not None and metric.full_name not in self._only:
+                continue
             if metric is m.REPLICA_INFO:
                 yield from _replica_info(self._fleet)
                 continue

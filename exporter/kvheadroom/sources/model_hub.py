@@ -1,4 +1,4 @@
-"""A model's files from a hub over HTTP: config.json and the weights' index. The only file that imports requests.
+"""A model's files from a hub over HTTP: config.json and the weights' index.
 
 The token goes to the endpoint alone: a redirect to another origin is followed without it. Every file has a size
 limit and a deadline, and nothing is written to disk.
@@ -6,10 +6,9 @@ limit and a deadline, and nothing is written to disk.
 
 import json
 import re
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 import requests
@@ -17,6 +16,7 @@ import requests
 from kvheadroom import __version__
 from kvheadroom.capacity.facts import ModelFiles, StoredTensor, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.sources.blocking_requests import innermost, unchanged, within
 from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
 from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
 from kvheadroom.sources.safetensors import inventory, named_tensors, shards_of
@@ -40,8 +40,6 @@ HEADER_GUESS_BYTES = 1 << 20
 _PARTIAL = 206
 _BEGINNING = re.compile(r"bytes 0-\d{1,15}/(\d{1,18}|\*)", re.ASCII)
 _ANOTHER_PART = -1
-
-T = TypeVar("T")
 
 
 def fetch_model_files(
@@ -163,7 +161,7 @@ class Hub:
         Args:
             beginning: no more than its first max_bytes; else a longer file is a failure.
         """
-        answer = _within(self._timeout_seconds, lambda: self._get(file, max_bytes, beginning=beginning))
+        answer = within(self._timeout_seconds, lambda: self._get(file, max_bytes, beginning=beginning))
         if answer is None:
             seconds = f"no full answer within {self._timeout_seconds:g} s"
             return self._failed(file, FailureReason.TIMEOUT, f"{seconds}; {_OFFLINE_WAY}")
@@ -176,13 +174,13 @@ class Hub:
             with requests.Session() as session:
                 return self._follow(session, url, file, max_bytes, beginning=beginning)
         except requests.exceptions.SSLError as error:
-            detail = f"the certificate of {urlsplit(url).hostname} is not trusted ({_innermost(error)}); if it is of a CA "
+            detail = f"the certificate of {urlsplit(url).hostname} is not trusted ({innermost(error)}); if it is of a CA "
             return self._failed(
                 file, FailureReason.TLS, detail + "of your own, set REQUESTS_CA_BUNDLE=/path/ca.pem"
             )
         except requests.exceptions.ProxyError as error:
             detail = (
-                f"the proxy of HTTPS_PROXY or HTTP_PROXY cannot be used ({_innermost(error)}); {_OFFLINE_WAY}"
+                f"the proxy of HTTPS_PROXY or HTTP_PROXY cannot be used ({innermost(error)}); {_OFFLINE_WAY}"
             )
             return self._failed(file, FailureReason.UNREACHABLE, detail)
         except (
@@ -197,10 +195,10 @@ class Hub:
             detail = f"{urlsplit(url).hostname} was silent for {SILENCE_SECONDS:g} s; {_OFFLINE_WAY}"
             return self._failed(file, FailureReason.TIMEOUT, detail)
         except requests.exceptions.ConnectionError as error:
-            detail = f"{urlsplit(url).hostname} cannot be reached ({_innermost(error)}); {_OFFLINE_WAY}"
+            detail = f"{urlsplit(url).hostname} cannot be reached ({innermost(error)}); {_OFFLINE_WAY}"
             return self._failed(file, FailureReason.UNREACHABLE, detail)
         except (requests.exceptions.RequestException, ValueError, OSError) as error:
-            return self._failed(file, FailureReason.BAD_ANSWER, f"{_innermost(error)}; {_OFFLINE_WAY}")
+            return self._failed(file, FailureReason.BAD_ANSWER, f"{innermost(error)}; {_OFFLINE_WAY}")
 
     def _follow(
         self, session: requests.Session, url: str, file: str, max_bytes: int, *, beginning: bool
@@ -215,7 +213,7 @@ class Hub:
                 url,
                 headers=headers,
                 # Else a .netrc would put a password of its own in the token's place.
-                auth=_unchanged,
+                auth=unchanged,
                 stream=True,
                 allow_redirects=False,
                 timeout=SILENCE_SECONDS,
@@ -302,36 +300,6 @@ def _file_bytes(response: requests.Response) -> int | None:
     return int(told) if told.isascii() and told.isdigit() else None
 
 
-def _unchanged(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    return request
-
-
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
-
-
-def _innermost(error: BaseException) -> str:
-    """What really happened, without the addresses of objects around it."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return getattr(error, "strerror", None) or type(error).__name__
-
-
-def _within(seconds: float, work: Callable[[], T]) -> T | None:
-    """The work's value, None when it takes longer: names that never resolve and trickling bytes have no deadline."""
-    answers: list[T] = []
-    faults: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(work())
-        except BaseException as fault:  # noqa: BLE001  it is raised again below
-            faults.append(fault)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if faults:
-        raise faults[0]
-    return answers[0] if answers else None
