@@ -172,8 +172,9 @@ class Scheduler:
             self.running.append(request)
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = num_hits * settings.block_size
-                self.queries += request.num_tokens
-                self.hits += request.num_cached_tokens
+                if settings.enable_prefix_caching:
+                    self.queries += request.num_tokens
+                    self.hits += request.num_cached_tokens
             holding = request.holding = self.pool.hold(request.chain, num_hits)
             request.num_computed = num_hits * settings.block_size
             self._give(request, holding, self._blocks_of(request.num_computed + num_new) - num_hits, num_new)
