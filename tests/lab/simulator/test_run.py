@@ -120,15 +120,13 @@ def test_a_prompt_beside_others_takes_the_longer_time_for_all() -> None:
     run.advance(16 / 2048 + 2 / 16)
     # Two steps of 127 tokens of the prompt beside one of the answer: 127 / 2048 s would be enough for the prompt.
     assert run.meters.generation_tokens == 3
-    slow = ConstantRates(prefill_tokens_per_second=508.0, decode_tokens_per_second=16.0)
-    run = Run(
-        settings(),
-        LoggedArrivals([request("a", 0.0, 16, 9), request("b", 0.0, 1000, 1)], 16),
-        slow,
-        starts_at=0.0,
-    )
-    run.advance(128 / 508 + 2 * 127 / 508)
-    assert run.meters.generation_tokens == 3
+    slow = ConstantRates(prefill_tokens_per_second=254.0, decode_tokens_per_second=16.0)
+    log = [request("a", 0.0, 127, 9), request("b", 0.0, 1000, 1)]
+    run = Run(settings(max_num_batched_tokens=127), LoggedArrivals(log, 16), slow, starts_at=0.0)
+    run.advance(0.5 + 126 / 254 - 1e-6)
+    assert run.meters.generation_tokens == 1
+    run.advance(0.5 + 126 / 254 + 1e-6)
+    assert run.meters.generation_tokens == 2
 
 
 def test_a_client_that_goes_away_frees_its_blocks_and_is_not_counted() -> None:

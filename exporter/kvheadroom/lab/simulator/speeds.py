@@ -30,12 +30,20 @@ class ConstantRates:
     @property
     def decode_seconds(self) -> float:
         """Of a step that only decodes."""
-        return 1.0 / self.decode_tokens_per_second
+        return _exact(1.0 / self.decode_tokens_per_second)
 
     def step_end(self, begins_at: float, step: Step) -> float:
         """When a step is over."""
         decodes = self.decode_seconds if step.num_decodes else 0.0
-        return begins_at + max(step.num_prefill_tokens / self.prefill_tokens_per_second, decodes)
+        return begins_at + max(_exact(step.num_prefill_tokens / self.prefill_tokens_per_second), decodes)
+
+
+def _exact(seconds: float) -> float:
+    """The nearest time that today's unix seconds can be told apart by.
+
+    Sums of such are exact, so it makes no difference how many steps are taken at once.
+    """
+    return round(seconds * 2.0**22) / 2.0**22
 
 
 class RecordedRates:
