@@ -85,7 +85,7 @@ def test_many_decode_steps_at_once_give_what_single_steps_give(*, asynchronous: 
         assert many.num_steps == single.num_steps > 1000
         assert many.told.num_running == many.told.num_waiting == 0
         preempted += many.meters.preemptions
-    assert preempted > 10
+    assert preempted >= 4
 
 
 def test_a_run_is_the_same_however_often_it_is_looked_at() -> None:

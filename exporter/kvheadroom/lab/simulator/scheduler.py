@@ -101,7 +101,11 @@ class Scheduler:
             return 0
         if len(self.running) > self.settings.max_num_batched_tokens:
             return 0
+        awaited = {chain for chain, _ in self.waiting[0].chain.path} if self.waiting else set()
         for request in self.running:
+            # What this one computes, the first that waits can use; so it may fit before anything ends.
+            if request.chain in awaited:
+                return 0
             # A first token, and one that tells of a preemption, are accounted for by themselves.
             if (
                 request.num_tokens - request.num_computed != 1
