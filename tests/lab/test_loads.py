@@ -123,8 +123,10 @@ def test_the_pages_count_the_requests_and_tokens_that_the_log_holds(name: str) -
     finished = [sent for sent in measured.requests if sent["status"] == 200]
     gone = [sent for sent in measured.requests if sent["status"] == HUNG_UP]
     assert len(finished) + len(gone) == len(measured.requests)
-    assert sum(measured.ended.values()) == len(measured.requests)
-    assert measured.ended["length"] == len(finished)
+    # vLLM may have been done when a client went away in the middle of the answer.
+    perhaps = sum(sent["got"] > 0 for sent in gone)
+    assert len(finished) <= measured.ended["length"] <= len(finished) + perhaps
+    assert sum(measured.ended.values()) == measured.ended["length"]
     prompts = sum(sent["prompt_tokens"] for sent in finished)
     answers = sum(sent["got"] for sent in finished)
     most_prompts = prompts + sum(sent["prompt_tokens"] for sent in gone)

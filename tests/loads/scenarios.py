@@ -99,6 +99,21 @@ _GQA_128 = {
     "--max-num-seqs": 64,
     "--max-num-batched-tokens": 512,
 }
+_GQA_384 = _GQA_128 | {"--max-model-len": 4096, "--kv-cache-memory-bytes": 12 * _MIB}
+# Latent attention, 4,608 bytes per token: 8 MiB are 113 blocks of 16 tokens.
+_MLA_113 = {
+    "--max-model-len": 1024,
+    "--kv-cache-memory-bytes": 8 * _MIB,
+    "--max-num-seqs": 32,
+    "--max-num-batched-tokens": 1024,
+}
+# 2 MiB are 64 blocks of 32 tokens for each of two engines.
+_DP2_64 = _GQA_128 | {
+    "--max-model-len": 1024,
+    "--kv-cache-memory-bytes": 2 * _MIB,
+    "--max-num-seqs": 32,
+    "--data-parallel-size": 2,
+}
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
@@ -136,6 +151,129 @@ SCENARIOS: tuple[Scenario, ...] = (
                 bursts=((10, 24), (45, 24), (80, 24)),
                 first_tokens=Span(100, 200),
                 output_tokens=Span(200, 300),
+            ),
+        ),
+    ),
+    Scenario(
+        name="agentic",
+        what="agents: growing histories, tool calls of a second, people who think for some",
+        flags=_GQA_384,
+        seconds=110,
+        streams=(
+            Stream(
+                name="a",
+                per_second=(0.25, 0.25),
+                until_second=60,
+                texts=1,
+                text_tokens=320,
+                first_tokens=Span(40, 120),
+                next_tokens=Span(40, 160),
+                output_tokens=Span(30, 90),
+                turns=Span(12, 30),
+                tool_pause_seconds=Span(0.3, 2.0),
+                human_pause_seconds=Span(8, 15),
+                human_share=0.2,
+            ),
+        ),
+    ),
+    Scenario(
+        name="long_prompts",
+        what="prompts of two to four batches with short answers",
+        flags=_GQA_128,
+        seconds=90,
+        streams=(
+            Stream(
+                name="l", per_second=(0.8, 2.0), first_tokens=Span(1000, 1900), output_tokens=Span(40, 140)
+            ),
+        ),
+    ),
+    Scenario(
+        name="prefix_reuse",
+        what="questions about one of four documents of 896 tokens",
+        flags=_GQA_128,
+        seconds=90,
+        streams=(
+            Stream(
+                name="p",
+                per_second=(3.0, 3.0),
+                texts=4,
+                text_tokens=896,
+                first_tokens=Span(20, 60),
+                output_tokens=Span(20, 80),
+            ),
+        ),
+    ),
+    Scenario(
+        name="mixed_lengths",
+        what="prompts of 8 to 1,500 tokens, answers of 4 to 400",
+        flags=_GQA_128,
+        seconds=110,
+        streams=(
+            Stream(
+                name="m",
+                per_second=(2.5, 2.5),
+                first_tokens=Span(8, 1500, logarithmic=True),
+                output_tokens=Span(4, 400, logarithmic=True),
+            ),
+        ),
+    ),
+    Scenario(
+        name="data_parallel",
+        what="two engines, two front ends; single requests, and two bursts",
+        flags=_DP2_64,
+        seconds=80,
+        streams=(
+            Stream(
+                name="base", per_second=(2.0, 2.0), first_tokens=Span(60, 160), output_tokens=Span(60, 120)
+            ),
+            Stream(
+                name="burst",
+                bursts=((15, 24), (50, 24)),
+                first_tokens=Span(100, 200),
+                output_tokens=Span(150, 250),
+            ),
+        ),
+    ),
+    Scenario(
+        name="latent",
+        what="latent attention, no prefix cache; single requests, and two bursts",
+        model="mla",
+        flags=_MLA_113,
+        seconds=80,
+        streams=(
+            Stream(
+                name="base", per_second=(1.0, 1.0), first_tokens=Span(40, 120), output_tokens=Span(40, 100)
+            ),
+            Stream(
+                name="burst",
+                bursts=((15, 14), (50, 14)),
+                first_tokens=Span(60, 140),
+                output_tokens=Span(80, 160),
+            ),
+        ),
+    ),
+    Scenario(
+        name="sequence_limit",
+        what="max_num_seqs 4 binds: a queue before a pool that is mostly empty",
+        flags=_GQA_128 | {"--max-num-seqs": 4},
+        seconds=80,
+        streams=(
+            Stream(name="q", per_second=(1.0, 6.0), first_tokens=Span(60, 160), output_tokens=Span(60, 120)),
+        ),
+    ),
+    Scenario(
+        name="aborts",
+        what="two of five clients hang up before the end, some before the first token",
+        flags=_GQA_128,
+        seconds=90,
+        streams=(
+            Stream(
+                name="h",
+                per_second=(2.0, 2.0),
+                first_tokens=Span(100, 300),
+                output_tokens=Span(150, 400),
+                hang_up_share=0.4,
+                hang_up_seconds=Span(0.3, 4.0),
             ),
         ),
     ),
