@@ -260,6 +260,13 @@ def test_all_counters_and_nothing_else_are_shown_by_their_increase(query: str) -
     assert expressions.given_to_range_functions(query) == counters
 
 
+@each_query
+def test_no_share_is_added_up_or_averaged_over_engines(query: str) -> None:
+    # One full pool preempts however empty the others are.
+    if any(metric.full_name.endswith("_ratio") for metric in expressions.metrics(query)):
+        assert not re.search(r"\b(sum|avg|count|quantile)\b", query)
+
+
 def test_increases_use_the_interval_that_fits_the_scrapes() -> None:
     ranges = {found for query in QUERIES.values() for found in re.findall(r"\[([^\]]+)\]", query)}
     assert ranges == {"$__rate_interval"}

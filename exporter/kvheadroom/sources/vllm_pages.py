@@ -1,6 +1,6 @@
 """Asking a vLLM server for its page: the wanted metrics alone where it gives them right, else the whole page.
 
-A whole page costs the server five to twelve times as much as the wanted samples. vLLM answers `/metrics/?name[]=...`
+A whole page costs the server several times as much as the wanted samples (`make bench` measures it). vLLM answers `/metrics/?name[]=...`
 (with the slash) by the application that its route `/metrics` hides, on its event loop: filtered in a single process, with
 an empty body where several processes share their metrics (0.8.5 to 0.33.0). So the whole page is asked for first, at
 `/metrics`, which vLLM renders beside its event loop; then the filtered one is tried, and kept to while it tells as much.
