@@ -301,6 +301,35 @@ def test_tensors_kept_in_32_bits_are_cast_however_much_they_are() -> None:
     assert plan.total_bytes > made.total_bytes * 1.5
 
 
+def test_a_shared_expert_as_large_as_the_others_packed_is_not_taken_for_them() -> None:
+    # 16 experts of 768 in 4 bits have as many words of 32 bits as half as many numbers in 8 bits.
+    shared = 6144
+    config = {
+        **EXPERTS,
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": shared,
+        "quantization_config": GPTQ,
+        "torch_dtype": "float16",
+    }
+    del config["head_dim"]
+    form = headers.gptq(128)
+    shapes = headers.decoder(config, by(("mlp.gate", F16), ("layers", form), default=F16), dtype="F16")
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        for each, size in (("q", 2048), ("k", 256), ("v", 256)):
+            shapes[f"{prefix}.self_attn.{each}_proj.bias"] = ("F16", (size,))
+        shapes |= form(f"{prefix}.mlp.shared_expert.gate_proj", shared, 2048)
+        shapes |= form(f"{prefix}.mlp.shared_expert.up_proj", shared, 2048)
+        shapes |= form(f"{prefix}.mlp.shared_expert.down_proj", 2048, shared)
+        shapes[f"{prefix}.mlp.shared_expert_gate.weight"] = ("F16", (1, 2048))
+    for flags in ({}, TP2):
+        plan, made = planned(config, shapes, flags), planned(config, None, flags)
+        assert isinstance(plan, WeightPlan), plan
+        assert isinstance(made, WeightPlan), made
+        assert (plan.stage_bytes, plan.doubt) == (made.stage_bytes, "")
+
+
 def test_another_vocabulary_is_told_with_what_does_not_fit() -> None:
     shapes = headers.decoder({**LLAMA, "vocab_size": 140_000}, by())
     said = planned(LLAMA, shapes)
