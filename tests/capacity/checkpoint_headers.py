@@ -10,6 +10,9 @@ from itertools import product
 from typing import Any
 
 from kvheadroom.capacity.facts import StoredTensor, TensorInventory
+from kvheadroom.capacity.weights.parts import Blueprint, Experts, Linear, Tensor, Vocabulary
+from kvheadroom.capacity.weights.schemes import Scheme
+from kvheadroom.capacity.weights.shares import bits_of
 from kvheadroom.sources.safetensors import inventory
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
@@ -167,6 +170,65 @@ def written_out(rows: list[list[Any]]) -> Shapes:
         for name in product(*choices):
             found["".join(name)] = (dtype, tuple(shape))
     return found
+
+
+def of_blueprint(blueprint: Blueprint, scheme: Scheme, *, dtype: str, fused: bool) -> Shapes:
+    """Every part under vLLM's own name, in the model's dtype or as few bits as the scheme says, without scales.
+
+    Args:
+        fused: matrices that vLLM holds as one are one, else each output is a tensor.
+    """
+    found: Shapes = {}
+
+    def matrix(name: str, out: int, into: int, bits: int | None) -> None:
+        if bits is None or bits == 8:
+            found[f"{name}.weight"] = (dtype if bits is None else "F8_E4M3", (out, into))
+        else:
+            found[f"{name}.weight"] = ("U8", (out, into // 2))
+
+    placed = [("", part) for _, parts in blueprint.around for part in parts]
+    placed += [
+        (f"model.layers.{number}.", part) for number, parts in enumerate(blueprint.layers) for part in parts
+    ]
+    for prefix, part in placed:
+        name = prefix + part.name
+        if isinstance(part, Tensor):
+            found[name] = (dtype, part.shape)
+        elif isinstance(part, Vocabulary):
+            matrix(name, part.rows, part.width, bits_of(part, scheme, prefix))
+            if part.bias:
+                found[f"{name}.bias"] = (dtype, (part.rows,))
+        elif isinstance(part, Experts):
+            ups = 2 if part.gated else 1
+            for expert in range(part.count):
+                bits = bits_of(part, scheme, prefix)
+                for each in ("gate_proj", "up_proj")[-ups:]:
+                    matrix(f"{name}.{expert}.{each}", part.intermediate, part.hidden, bits)
+                matrix(f"{name}.{expert}.down_proj", part.hidden, part.intermediate, bits)
+            if part.bias:
+                found[f"{name}.gate_up_proj_bias"] = (dtype, (part.count, ups * part.intermediate))
+                found[f"{name}.down_proj_bias"] = (dtype, (part.count, part.hidden))
+        elif isinstance(part, Linear):
+            bits = bits_of(part, scheme, prefix)
+            parent = part.name.rpartition(".")[0]
+            outs = (
+                [(name, sum(out.size for out in part.outs))]
+                if fused
+                else [(f"{prefix}{parent}{'.' if parent else ''}{out.name}", out.size) for out in part.outs]
+            )
+            for out_name, size in outs:
+                unused = next(each for each in _variants(out_name) if f"{each}.weight" not in found)
+                matrix(unused, size, part.inputs, bits)
+                if part.bias:
+                    found[f"{unused}.bias"] = (dtype, (size,))
+    return found
+
+
+def _variants(name: str) -> Iterator[str]:
+    """The name, and others where two parts have outputs of one name."""
+    while True:
+        yield name
+        name += "_"
 
 
 def _numbers(text: str) -> list[str]:

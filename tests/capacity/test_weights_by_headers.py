@@ -12,10 +12,16 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import TensorInventory
+from kvheadroom.capacity.facts import EngineFacts, TensorInventory
+from kvheadroom.capacity.families.multimodal import text_section
+from kvheadroom.capacity.model_config import ModelConfig
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
+from kvheadroom.capacity.settings_resolution import compute_dtype
 from kvheadroom.capacity.weights import WeightPlan, plan_weights
+from kvheadroom.capacity.weights.builders import Model
 from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint
+from kvheadroom.capacity.weights.quantization import read_scheme
+from kvheadroom.capacity.weights.registry import BUILDS
 from tests.capacity import checkpoint_headers as headers
 from tests.capacity.checkpoint_headers import Form, Shapes
 from tests.capacity.facts_builder import facts
@@ -287,6 +293,46 @@ def test_headers_generated_for_the_planners_own_rows_make_what_config_json_makes
     assert len(compared) > 100
 
 
+# Two parts of one name there, or an output without the bias that its matrix has: in BF16, with a tensor for each output, the
+# sums agree, but no more.
+NOT_BY_OWN_NAMES = {"Phi3VForCausalLM", "WhisperForConditionalGeneration", "Zamba2ForCausalLM"}
+
+
+def of_every_architecture() -> dict[tuple[str, str], EngineFacts]:
+    """The smallest row of each architecture and quantization that is planned, by its experts and layers."""
+    smallest: dict[tuple[str, str], tuple[int, EngineFacts]] = {}
+    for row in ROWS:
+        known = facts_of(row)
+        if known.model is None or row["expected"].get("refused") or known.model.architecture not in BUILDS:
+            continue
+        key = (known.model.architecture, known.model.quantization or "")
+        size = known.model.num_layers * (known.model.num_experts or 1)
+        if size < smallest.get(key, (MOST_EXPERTS, known))[0] and isinstance(plan_weights(known), WeightPlan):
+            smallest[key] = (size, known)
+    return {key: known for key, (_, known) in smallest.items()}
+
+
+@pytest.mark.parametrize(("fused", "dtype"), [(False, "BF16"), (True, "BF16"), (False, "F32")])
+def test_tensors_under_vllms_own_names_are_found_in_every_architecture(*, fused: bool, dtype: str) -> None:
+    compared = set()
+    for key, known in of_every_architecture().items():
+        model, files = known.model, known.model_files
+        assert model is not None
+        assert files is not None
+        if model.architecture in NOT_BY_OWN_NAMES and (fused or dtype != "BF16"):
+            continue
+        text, whole = text_section(model.architecture, files.config), ModelConfig(files.config)
+        blueprint = BUILDS[model.architecture](Model(text, whole, model.stack, compute_dtype(known, model)))
+        shapes = headers.of_blueprint(blueprint, read_scheme(whole, text), dtype=dtype, fused=fused)
+        made = plan_weights(known)
+        plan = plan_weights(replace(known, model_files=replace(files, tensors=headers.stored(shapes))))
+        assert isinstance(made, WeightPlan)
+        assert isinstance(plan, WeightPlan), (key, plan)
+        assert (plan.stage_bytes, plan.basis, plan.doubt) == (made.stage_bytes, "headers", ""), key
+        compared.add(model.architecture)
+    assert len(compared) > 100
+
+
 def test_tensors_kept_in_32_bits_are_cast_however_much_they_are() -> None:
     shapes = headers.decoder(
         EXPERTS, by(("mlp.gate", headers.plain("F32")), ("lm_head", headers.plain("F32")))
@@ -299,6 +345,35 @@ def test_tensors_kept_in_32_bits_are_cast_however_much_they_are() -> None:
     assert isinstance(made, WeightPlan)
     assert (plan.stage_bytes, plan.doubt) == (made.stage_bytes, "")
     assert plan.total_bytes > made.total_bytes * 1.5
+
+
+def test_a_shared_expert_as_large_as_the_others_packed_is_not_taken_for_them() -> None:
+    # 16 experts of 768 in 4 bits have as many words of 32 bits as half as many numbers in 8 bits.
+    shared = 6144
+    config = {
+        **EXPERTS,
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": shared,
+        "quantization_config": GPTQ,
+        "torch_dtype": "float16",
+    }
+    del config["head_dim"]
+    form = headers.gptq(128)
+    shapes = headers.decoder(config, by(("mlp.gate", F16), ("layers", form), default=F16), dtype="F16")
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        for each, size in (("q", 2048), ("k", 256), ("v", 256)):
+            shapes[f"{prefix}.self_attn.{each}_proj.bias"] = ("F16", (size,))
+        shapes |= form(f"{prefix}.mlp.shared_expert.gate_proj", shared, 2048)
+        shapes |= form(f"{prefix}.mlp.shared_expert.up_proj", shared, 2048)
+        shapes |= form(f"{prefix}.mlp.shared_expert.down_proj", 2048, shared)
+        shapes[f"{prefix}.mlp.shared_expert_gate.weight"] = ("F16", (1, 2048))
+    for flags in ({}, TP2):
+        plan, made = planned(config, shapes, flags), planned(config, None, flags)
+        assert isinstance(plan, WeightPlan), plan
+        assert isinstance(made, WeightPlan), made
+        assert (plan.stage_bytes, plan.doubt) == (made.stage_bytes, "")
 
 
 def test_another_vocabulary_is_told_with_what_does_not_fit() -> None:

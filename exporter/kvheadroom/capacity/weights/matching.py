@@ -68,6 +68,9 @@ class _Piece:
     elements: int
 
 
+_EXPERTS = "experts"
+
+
 class _Certainty(Enum):
     """What speaks for a tensor beside its size, the surest first."""
 
@@ -85,6 +88,7 @@ class _Chain:
     pieces: tuple[_Piece, ...]
     bias: bool = False
     whole_tail: bool = False
+    of_experts: bool = False
     done: list[bool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -95,13 +99,14 @@ class _Chain:
         if self.whole_tail:
             named = any(matrix.tail == name or matrix.tail.endswith(f".{name}") for name in self.names)
             return named or certainty is _Certainty.SIZE
-        if matrix.bias != self.bias:
+        # A shared expert has modules of the same names, and may be as large as all the others packed.
+        if matrix.bias != self.bias or (_EXPERTS in _path(matrix) and not self.of_experts):
             return False
         if certainty is _Certainty.PIECE:
             return after - first == 1 and matrix.module == self.pieces[first].name
         if certainty is _Certainty.PART:
             of_a_piece = any(matrix.module == piece.name for piece in self.pieces)
-            named = matrix.module in self.names or "experts" in self.names & _path(matrix)
+            named = matrix.module in self.names or (self.of_experts and _EXPERTS in _path(matrix))
             return named and (not of_a_piece or len(self.pieces) == 1)
         return True
 
@@ -185,12 +190,14 @@ def _chains(prefix: str, part: Part) -> Iterator[_Chain]:
             yield _Chain(key, names, (_Piece(last, part.rows),), bias=True)
     elif isinstance(part, Experts):
         outs = ("gate", "up") if part.gated else ("up",)
-        names = frozenset({last, "experts"})
+        names = frozenset({last})
         matrix = part.count * part.intermediate * part.hidden
-        yield _Chain(key, names, tuple(_Piece(name, matrix) for name in (*outs, "down")))
+        yield _Chain(key, names, tuple(_Piece(name, matrix) for name in (*outs, "down")), of_experts=True)
         if part.bias:
             inner = tuple(_Piece(name, part.count * part.intermediate) for name in outs)
-            yield _Chain(key, names, (*inner, _Piece("down", part.count * part.hidden)), bias=True)
+            yield _Chain(
+                key, names, (*inner, _Piece("down", part.count * part.hidden)), bias=True, of_experts=True
+            )
     else:
         yield from _of_linear(key, last, part)
 
