@@ -155,6 +155,8 @@ def test_a_replica_has_the_gpus_of_the_one_pod_that_is_named(
     joined = join_remote((claim(pod=pod),), (known,), NO_DRIVER)
     assert assigned(joined) == [("r", gpu, "pod") for gpu in gpus or ()]
     assert [one.why for one in joined.runs.unassigned] == ([] if why is None else [why])
+    on_cpu = join_remote((replace(claim(pod=pod), on_cpu=True),), (known,), NO_DRIVER)
+    assert (on_cpu.runs.assigned, on_cpu.runs.unassigned) == ((), ())
     # What the config says of a replica's GPUs is all that is said of it.
     assert assigned(join_remote((claim(A, pod=pod),), (known,), NO_DRIVER)) == [("r", A, "config")]
 

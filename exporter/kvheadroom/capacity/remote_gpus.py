@@ -190,7 +190,7 @@ def _assign(
                 assigned[found[0], claim.replica] = Assignment(found[0], claim.replica, "config")
             elif can_tell:
                 not_here.append(NotHere(name, claim.replica, names.why_not(name, found)))
-        if claim.pod is not None and not claim.gpus:
+        if claim.pod is not None and not claim.gpus and not claim.on_cpu:
             of_pod = _of_pod(claim.pod, pods)
             if isinstance(of_pod, str):
                 unassigned.append(Unassigned(claim.replica, of_pod))
