@@ -181,32 +181,29 @@ def test_an_engine_that_cannot_be_is_refused(changed: dict[str, object], why: st
 
 
 @pytest.mark.parametrize(
-    ("version", "whole", "reasons", "tokens"),
+    ("version", "whole", "reasons", "tokens", "attention_block"),
     [
-        ("0.10.2", False, False, False),
-        ("0.18.1", False, False, False),
-        ("0.19.0", True, False, False),
-        ("0.20.0", True, True, False),
-        ("0.24.0", True, True, True),
-        ("0.33.0+cu130", True, True, True),
+        ("0.10.2", False, False, None, None),
+        ("0.18.1", False, False, None, None),
+        ("0.19.0", True, False, None, None),
+        ("0.20.0", True, True, None, None),
+        ("0.24.0", True, True, 1600, None),
+        ("0.32.0", True, True, 1600, 16),
+        ("0.33.0+cu130", True, True, 1600, 16),
     ],
 )
 def test_releases_differ_as_their_source_does(
-    version: str, *, whole: bool, reasons: bool, tokens: bool
+    version: str, *, whole: bool, reasons: bool, tokens: int | None, attention_block: int | None
 ) -> None:
-    rules = rules_of(version)
-    assert (rules.whole_prompt_must_fit, rules.tells_waiting_by_reason, rules.tells_pool_tokens) == (
-        whole,
-        reasons,
-        tokens,
-    )
-    engine = settings(rules=rules)
+    engine = settings(rules=rules_of(version))
+    assert engine.rules.whole_prompt_must_fit == whole
     run = Run(engine, LoggedArrivals([], 16), RATES, starts_at=0.0)
     page = parse_page(Pages(engine, model_name="m", starts_at=0.0).text(run).encode())
     assert isinstance(page, VllmPage)
     assert page.problems == ()
-    assert (page.engines[0].requests_waiting_capacity is not None) == reasons
-    assert page.engines[0].pool_tokens == (1600 if tokens else None)
+    only = page.engines[0]
+    assert (only.requests_waiting_capacity is not None) == reasons
+    assert (only.pool_tokens, only.attention_block_size) == (tokens, attention_block)
 
 
 @pytest.mark.parametrize("version", ["0.9.2", "main", "1", ""])

@@ -101,9 +101,8 @@ def _config_labels(settings: EngineSettings) -> str:
         "user_specified_block_size": True,
     }
     if settings.rules.tells_pool_tokens:
-        labels |= {
-            "effective_attention_block_size": settings.block_size,
-            "kv_cache_max_concurrency": concurrency,
-            "kv_cache_size_tokens": int(concurrency * settings.max_model_len),
-        }
+        labels["kv_cache_max_concurrency"] = concurrency
+        labels["kv_cache_size_tokens"] = int(concurrency * settings.max_model_len)
+    if settings.rules.tells_attention_block_size:
+        labels["effective_attention_block_size"] = settings.block_size
     return ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
