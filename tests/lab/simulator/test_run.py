@@ -88,6 +88,20 @@ def test_many_decode_steps_at_once_give_what_single_steps_give(*, asynchronous: 
     assert preempted >= 4
 
 
+def test_what_waits_is_admitted_when_it_finds_what_another_computes() -> None:
+    log = [
+        request("b", 0.0, 1, 15),
+        request("a", 0.0, 36, 56),
+        request("a", 0.25, 160, 1, turn=1, prefix_tokens=92),
+    ]
+    # 11 blocks, of which b holds 1. The last request's 10 fit as soon as the first of its session has no block half full.
+    for speed in (RATES, OneByOne()):
+        arrivals = LoggedArrivals(log, 16)
+        run = Run(settings(num_blocks=12), arrivals, speed, starts_at=0.0)
+        run.advance(100.0)
+        assert arrivals.requests[2].num_cached_tokens == 48
+
+
 def test_a_run_is_the_same_however_often_it_is_looked_at() -> None:
     print(f"KVHEADROOM_SEED={SEED}")
     log = some_load(random.Random(f"{SEED}/looked at"))
