@@ -181,3 +181,18 @@ def test_open_sessions_hold_at_a_days_peak_what_was_drawn() -> None:
     per_second = 0.5 * POOL_TOKENS / held
     expected = sum(per_second * day_shape(second) for second in range(0, 86_400, 10)) * 10
     assert firsts == pytest.approx(expected, abs=4 * expected**0.5)
+
+
+@pytest.mark.lab
+def test_all_fourteen_days_come_out_as_documented(tmp_path: Path) -> None:
+    told = simulate(tmp_path / "all.jsonl.gz", tmp_path / "all.requests.jsonl.gz")
+    assert (told.num_pages, told.num_requests) == (80_640, 106_773)
+    requests = requests_of(tmp_path / "all.requests.jsonl.gz")
+    assert sum(one["status"] == -1 for one in requests) == 684
+    assert len({one["session"] for one in requests}) == 5_451
+    read = list(snapshots(read_recording(tmp_path / "all.jsonl.gz")))
+    days = [[engine for at, engine in read if at // 86_400 == day] for day in range(14)]
+    preempted = [(day[-1].preemptions_total or 0) - (day[0].preemptions_total or 0) for day in days]
+    assert preempted == [26, 0, 77, 60, 0, 0, 8, 38, 29, 41, 0, 18, 0, 0]
+    high = sum((engine.kv_usage_ratio or 0) > 0.9 for _, engine in read)
+    assert high / len(read) == pytest.approx(0.1026, abs=0.0001)

@@ -88,6 +88,20 @@ def test_many_decode_steps_at_once_give_what_single_steps_give(*, asynchronous: 
     assert preempted >= 4
 
 
+def test_what_waits_is_admitted_when_it_finds_what_another_computes() -> None:
+    log = [
+        request("b", 0.0, 1, 15),
+        request("a", 0.0, 36, 56),
+        request("a", 0.25, 160, 1, turn=1, prefix_tokens=92),
+    ]
+    # 11 blocks, of which b holds 1. The last request's 10 fit as soon as the first of its session has no block half full.
+    for speed in (RATES, OneByOne()):
+        arrivals = LoggedArrivals(log, 16)
+        run = Run(settings(num_blocks=12), arrivals, speed, starts_at=0.0)
+        run.advance(100.0)
+        assert arrivals.requests[2].num_cached_tokens == 48
+
+
 def test_a_run_is_the_same_however_often_it_is_looked_at() -> None:
     print(f"KVHEADROOM_SEED={SEED}")
     log = some_load(random.Random(f"{SEED}/looked at"))
@@ -181,32 +195,29 @@ def test_an_engine_that_cannot_be_is_refused(changed: dict[str, object], why: st
 
 
 @pytest.mark.parametrize(
-    ("version", "whole", "reasons", "tokens"),
+    ("version", "whole", "reasons", "tokens", "attention_block"),
     [
-        ("0.10.2", False, False, False),
-        ("0.18.1", False, False, False),
-        ("0.19.0", True, False, False),
-        ("0.20.0", True, True, False),
-        ("0.24.0", True, True, True),
-        ("0.33.0+cu130", True, True, True),
+        ("0.10.2", False, False, None, None),
+        ("0.18.1", False, False, None, None),
+        ("0.19.0", True, False, None, None),
+        ("0.20.0", True, True, None, None),
+        ("0.24.0", True, True, 1600, None),
+        ("0.32.0", True, True, 1600, 16),
+        ("0.33.0+cu130", True, True, 1600, 16),
     ],
 )
 def test_releases_differ_as_their_source_does(
-    version: str, *, whole: bool, reasons: bool, tokens: bool
+    version: str, *, whole: bool, reasons: bool, tokens: int | None, attention_block: int | None
 ) -> None:
-    rules = rules_of(version)
-    assert (rules.whole_prompt_must_fit, rules.tells_waiting_by_reason, rules.tells_pool_tokens) == (
-        whole,
-        reasons,
-        tokens,
-    )
-    engine = settings(rules=rules)
+    engine = settings(rules=rules_of(version))
+    assert engine.rules.whole_prompt_must_fit == whole
     run = Run(engine, LoggedArrivals([], 16), RATES, starts_at=0.0)
     page = parse_page(Pages(engine, model_name="m", starts_at=0.0).text(run).encode())
     assert isinstance(page, VllmPage)
     assert page.problems == ()
-    assert (page.engines[0].requests_waiting_capacity is not None) == reasons
-    assert page.engines[0].pool_tokens == (1600 if tokens else None)
+    only = page.engines[0]
+    assert (only.requests_waiting_capacity is not None) == reasons
+    assert (only.pool_tokens, only.attention_block_size) == (tokens, attention_block)
 
 
 @pytest.mark.parametrize("version", ["0.9.2", "main", "1", ""])

@@ -48,6 +48,7 @@ def cases() -> list[dict[str, Any]]:
         "shared_prefix_tokens": 0,
         "leave_share": 0.0,
         "longest_output": 60,
+        "cut_share": 0.0,
     }
     return [
         {**usual, "name": "pool"},
@@ -61,6 +62,15 @@ def cases() -> list[dict[str, Any]]:
         {**usual, "name": "clients go", "leave_share": 0.3, "every_steps": 8},
         {**usual, "name": "shared beginning", "shared_prefix_tokens": 150, "every_steps": 12},
         {**usual, "name": "long histories", "turns": 14, "sessions": 25},
+        {**usual, "name": "cut histories", "cut_share": 0.4, "turns": 12, "every_steps": 12},
+        {
+            **usual,
+            "name": "cut beginnings",
+            "cut_share": 0.4,
+            "turns": 8,
+            "shared_prefix_tokens": 400,
+            "every_steps": 3,
+        },
         {**usual, "name": "long answers", "longest_output": 400, "every_steps": 20, "sessions": 14},
         {
             **usual,
@@ -130,6 +140,9 @@ class Client:
         self.known = 0
 
     def send(self, step: int, hasher: Any) -> Request:
+        if self.case["cut_share"] and self.turn and self.rng.random() < self.case["cut_share"]:
+            self.known = self.rng.randint(self.case["shared_prefix_tokens"], self.known)
+            self.history = self.history[: self.known]
         self.history += [
             self.rng.randrange(1000, 30000) for _ in range(self.rng.randint(1, 90 if self.turn else 250))
         ]

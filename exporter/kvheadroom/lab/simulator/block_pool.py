@@ -15,7 +15,7 @@ from collections import OrderedDict
 _UNBOUNDED = 2**62
 
 
-class Run:
+class FreeRun:
     """Free blocks that became free together: positions `low` to `high` of a chain, or of none.
 
     Attributes:
@@ -53,7 +53,7 @@ class Chain:
         self.path: tuple[tuple[Chain, int], ...] = (*before, (self, _UNBOUNDED))
         self.cached_end = self.held_end = start
         self.holds: list[Hold] = []
-        self.runs: list[Run] = []
+        self.runs: list[FreeRun] = []
 
 
 class Hold:
@@ -94,7 +94,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_usable = self.num_free = num_blocks - 1
         self._num_blank = self.num_usable
-        self._oldest_first: OrderedDict[Run, None] = OrderedDict()
+        self._oldest_first: OrderedDict[FreeRun, None] = OrderedDict()
 
     def look_up(self, chain: Chain, max_blocks: int) -> tuple[int, int]:
         """(cached blocks from the start on, how many of these some request holds)."""
@@ -162,8 +162,8 @@ class BlockPool:
         if hold.extent < end:
             self._append(None, hold.extent, end)
 
-    def _append(self, chain: Chain | None, low: int, high: int) -> Run:
-        run = Run(chain, low, high)
+    def _append(self, chain: Chain | None, low: int, high: int) -> FreeRun:
+        run = FreeRun(chain, low, high)
         self._oldest_first[run] = None
         self.num_free += high - low
         return run
@@ -192,7 +192,7 @@ class BlockPool:
             if run.high == run.low:
                 del self._oldest_first[run]
 
-    def _forget_after(self, run: Run) -> None:
+    def _forget_after(self, run: FreeRun) -> None:
         """What followed the blocks that were just evicted is found no more."""
         chain = run.chain
         if chain is None:

@@ -21,7 +21,8 @@ class Pages:
         """
         self._tells_reasons = settings.rules.tells_waiting_by_reason
         self._num_usable = settings.num_blocks - 1
-        self._labels = f'engine="0",model_name="{model_name}"'
+        self._labels = 'engine="0"', f'model_name="{model_name}"'
+        self._series: dict[tuple[str, str], str] = {}
         self._constants = [
             "# TYPE process_start_time_seconds gauge",
             f"process_start_time_seconds {float(starts_at)}",
@@ -37,9 +38,13 @@ class Pages:
             (*self._constants, *self._gauges(run), *self._counters(run), *self._histograms(run.meters), "")
         )
 
-    def _line(self, name: str, value: float, more: str = "") -> str:
-        """A sample."""
-        return f"vllm:{name}{{{self._labels}{more and ','}{more}}} {float(value)}"
+    def _line(self, name: str, value: float, label: str = "") -> str:
+        """A sample, its labels in the order of the alphabet."""
+        series = self._series.get((name, label))
+        if series is None:
+            labels = sorted((*self._labels, label) if label else self._labels)
+            series = self._series[name, label] = f"vllm:{name}{{{','.join(labels)}}}"
+        return f"{series} {float(value)}"
 
     def _gauges(self, run: Run) -> Iterator[str]:
         told = run.told
@@ -96,9 +101,8 @@ def _config_labels(settings: EngineSettings) -> str:
         "user_specified_block_size": True,
     }
     if settings.rules.tells_pool_tokens:
-        labels |= {
-            "effective_attention_block_size": settings.block_size,
-            "kv_cache_max_concurrency": concurrency,
-            "kv_cache_size_tokens": int(concurrency * settings.max_model_len),
-        }
+        labels["kv_cache_max_concurrency"] = concurrency
+        labels["kv_cache_size_tokens"] = int(concurrency * settings.max_model_len)
+    if settings.rules.tells_attention_block_size:
+        labels["effective_attention_block_size"] = settings.block_size
     return ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def read_request_log(path: Path) -> list[LoggedRequest]:
                     raise OperatorError(f"{path}: line {number} is no request: {error!r}") from error
                 if request is not None:
                     requests.append(request)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise OperatorError(f"{path}: cannot be read: {error}") from error
     return sorted(requests, key=lambda request: request.sent_at)
 
