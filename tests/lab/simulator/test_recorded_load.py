@@ -84,18 +84,27 @@ def episodes(found: tuple[Instant, ...], preemptions: list[float]) -> list[tuple
     return told
 
 
-@pytest.mark.parametrize(("name", "measured"), [("steady", 0.0120), ("chat", 0.0286), ("burst", 0.0100)])
-def test_usage_is_as_recorded_within_five_percent_of_the_pool(name: str, measured: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "measured", "while_busy"),
+    [("steady", 0.0120, 0.0138), ("chat", 0.0285, 0.0319), ("burst", 0.0099, 0.0132)],
+)
+def test_usage_is_as_recorded_within_five_percent_of_the_pool(
+    name: str, measured: float, while_busy: float
+) -> None:
     found, _ = instants(name)
-    errors = []
+    errors, busy = [], []
     for instant in found:
         recorded, simulated = instant.recorded.kv_usage_ratio, instant.simulated.kv_usage_ratio
         assert recorded is not None
         assert simulated is not None
         errors.append(abs(recorded - simulated))
+        if recorded or simulated:
+            busy.append(errors[-1])
     error = sum(errors) / len(errors)
     assert error <= 0.05
-    assert error == pytest.approx(measured, abs=0.0001), "docs/simulator.md tells this figure"
+    # docs/simulator.md tells these figures.
+    assert error == pytest.approx(measured, abs=0.00006)
+    assert sum(busy) / len(busy) == pytest.approx(while_busy, abs=0.00006)
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("steady", 0), ("chat", 26), ("burst", 0)])

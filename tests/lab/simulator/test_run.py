@@ -90,7 +90,7 @@ def test_many_decode_steps_at_once_give_what_single_steps_give(*, asynchronous: 
 
 def test_what_waits_is_admitted_when_it_finds_what_another_computes() -> None:
     log = [
-        request("b", 0.0, 1, 15),
+        request("b", 0.0, 2, 14),
         request("a", 0.0, 36, 56),
         request("a", 0.25, 160, 1, turn=1, prefix_tokens=92),
     ]
@@ -100,6 +100,8 @@ def test_what_waits_is_admitted_when_it_finds_what_another_computes() -> None:
         run = Run(settings(num_blocks=12), arrivals, speed, starts_at=0.0)
         run.advance(100.0)
         assert arrivals.requests[2].num_cached_tokens == 48
+        # In the very step that fills the third block: the twelfth after the one with both prompts.
+        assert arrivals.requests[2].first_token_at == 38 / 2048 + 12 / 16
 
 
 def test_a_run_is_the_same_however_often_it_is_looked_at() -> None:
