@@ -127,7 +127,8 @@ def test_a_false_that_not_every_release_reads_is_told_and_a_flag_of_the_command_
 def test_a_config_file_that_cannot_be_read_is_told_without_its_content(config: str, why: str) -> None:
     assert read_config_yaml(config) == why
     settings = read("m --config f.yaml", config)
-    assert settings.command_line.doubts == (f"flags may stand in the file of --config, which {why}",)
+    assert settings.command_line.config_fault == why
+    assert not settings.command_line.is_whole
 
 
 def test_an_abbreviation_of_several_flags_is_none_of_them_for_sure() -> None:

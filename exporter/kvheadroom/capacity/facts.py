@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from kvheadroom.capacity.command_line import CommandLine
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.layer_stack import Layers
 from kvheadroom.capacity.model_geometry import ModelGeometry
@@ -20,6 +21,8 @@ class Origin(StrEnum):
     ECHOED = "echoed by the engine"
     SERVER = "told by the server"
     CONFIG = "your config"
+    COMMAND_LINE = "its command line"
+    MACHINE = "this machine"
     MODEL_FILES = "the model's files"
     DEFAULT = "default"
     ASSUMED = "assumed"
@@ -230,6 +233,7 @@ class EngineFacts:
         data_parallel_size, enable_expert_parallel: over how many GPUs routed experts are spread, and how.
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
+        command_line: of a server on this machine; None where nobody could read it.
         silent_flags: flags that may matter and that nobody said, with vLLM's default.
         obstacles: why no prediction can be made although the fact is known ("cannot predict: ...").
     """
@@ -263,6 +267,7 @@ class EngineFacts:
     silent_flags: tuple[tuple[str, str], ...]
     missing: tuple[MissingFact, ...]
     obstacles: tuple[str, ...]
+    command_line: CommandLine | None = None
 
     @property
     def batched_tokens(self) -> int:
@@ -326,6 +331,11 @@ class EngineFacts:
         if windows and self.max_num_batched_tokens is not None and self.max_num_batched_tokens.assumed:
             found.append(("max_num_batched_tokens", self.max_num_batched_tokens.note))
         found += [(name, f"{value} (vLLM's default)") for name, value in self.silent_flags]
+        if self.command_line is not None:
+            found += [
+                ("command_line", f"nothing more than was read, but {doubt}")
+                for doubt in self.command_line.doubts
+            ]
         return tuple(found)
 
     def guessed(self) -> tuple[tuple[str, str], ...]:

@@ -33,7 +33,6 @@ VARIABLES = unmodelled.VARIABLES | {
 """The environment variables that are looked at; of the key only that it is there."""
 
 HIDDEN_ENVIRONMENT = "its environment may not be read"
-NO_CONFIG_FILE = "flags may stand in the file of --config, which"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +85,6 @@ def read_command_line(
     if isinstance(config, ConfigWords):
         in_order = with_config(in_order, config.words)
         unclear |= dict(config.unclear)
-    elif config is not None:
-        doubts.append(f"{NO_CONFIG_FILE} {config}")
     said = read_words(in_order)
     if environment is None:
         doubts.append(HIDDEN_ENVIRONMENT)
@@ -101,6 +98,7 @@ def read_command_line(
         unclear=reading.unclear,
         unmodelled=unmodelled.unmodelled(said.values, known),
         unweighed=unmodelled.unweighed(said.values),
+        config_fault=config if isinstance(config, str) else "",
         doubts=(*said.doubts, *doubts),
         cpu_pool_bytes=cpu_pool_bytes,
         on_cpu=reading.on_cpu,
