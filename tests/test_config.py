@@ -212,6 +212,8 @@ def test_targets_of_the_command_line_are_checked_like_the_file() -> None:
 
 def test_every_config_in_the_readme_is_valid() -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
-    configs = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "replicas:" in block]
-    told = [len(validate_config(yaml.safe_load(block), "README.md").replicas) for block in configs]
-    assert told == [2, 5]
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    configs = [block for block in blocks if "replicas:" in block or "sd_configs:" in block]
+    told = [validate_config(yaml.safe_load(block), "README.md") for block in configs]
+    assert [len(config.replicas) for config in told] == [2, 0, 5]
+    assert [config.discovers for config in told] == [False, True, False]

@@ -3,10 +3,11 @@
 import json
 import signal
 import subprocess
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from tests.daemon import COMMAND, daemon, wait_for
-from tests.doubles.http_server import http_server
+from tests.doubles.http_server import http_server, text_answer
 from tests.test_daemon import config_file, vllm_answers
 
 
@@ -42,7 +43,8 @@ def test_servers_listed_in_a_file_come_and_go_while_the_others_go_on(tmp_path: P
             )
             assert serve.value("kvheadroom_discovery_targets", source="file_sd_configs[0]") == 1
             # What the template says of all: on a CPU nothing is missing for a prediction.
-            assert serve.value("kvheadroom_predicted_pool_tokens", replica=one) == 4096
+            predicted = "kvheadroom_predicted_pool_tokens"
+            wait_for(lambda: serve.value(predicted, replica=one) == 4096, "its prediction")
             assert serve.get("/-/ready").status_code == 200
 
             asked = len(seen)
@@ -55,7 +57,7 @@ def test_servers_listed_in_a_file_come_and_go_while_the_others_go_on(tmp_path: P
             wait_for(
                 lambda: serve.value("kvheadroom_source_up", source="file_sd_configs[0]") == 0, "the fault"
             )
-            assert serve.value(pool, replica=two) == 4096
+            assert serve.value("kvheadroom_replica_info", replica=two) == 1
             assert "is no valid JSON" in serve.get("/").text
             failures = serve.value(
                 "kvheadroom_source_failures_total", source="file_sd_configs[0]", reason="bad_answer"
@@ -64,8 +66,11 @@ def test_servers_listed_in_a_file_come_and_go_while_the_others_go_on(tmp_path: P
             assert failures >= 1
 
             file.write_text(listed(b))
-            wait_for(lambda: serve.value(pool, replica=one) is None, "the first to be gone")
-            assert serve.value(pool, replica=two) == 4096
+            wait_for(
+                lambda: serve.value("kvheadroom_replica_info", replica=one) is None, "the end of the first"
+            )
+            assert serve.value("kvheadroom_replica_state", replica=one) is None
+            assert serve.value("kvheadroom_replica_info", replica=two) == 1
             assert serve.value("kvheadroom_source_up", source="file_sd_configs[0]") == 1
             status = serve.get("/api/v1/status").json()
             assert status["discoveries"][0]["targets"] == 1
@@ -121,3 +126,32 @@ def test_one_server_is_recorded_only_where_the_config_names_it(tmp_path: Path) -
     )
     assert run.returncode == 2
     assert "the config names no server itself; give --target URL" in run.stderr
+
+
+def test_servers_listed_by_another_program_come_and_go(tmp_path: Path) -> None:
+    answer = text_answer("[]")
+
+    def page(request: BaseHTTPRequestHandler) -> None:
+        answer(request)
+
+    with (
+        http_server(vllm_answers()) as (vllm, _),
+        http_server({"/sd": page}) as (lists, _),
+    ):
+        settings = f"url: '{lists}/sd', refresh_interval: 200ms, replica: {{gpu: CPU, labels: {{site: a}}}}"
+        config = config_file(tmp_path, f"http_sd_configs: [{{{settings}}}]")
+        with daemon("serve", "--config", config) as serve:
+            up = {"replica": "", "source": "http_sd_configs[0]"}
+            wait_for(lambda: serve.value("kvheadroom_source_up", **up) == 1, "the source")
+            answer = text_answer(listed(vllm, team="x"))
+            pool = "kvheadroom_predicted_pool_tokens"
+            wait_for(lambda: serve.value(pool) == 4096, "the server")
+            assert (
+                serve.value("kvheadroom_replica_info", site="a", team="x", source="http_sd_configs[0]") == 1
+            )
+            answer = text_answer("oh", status=500)
+            wait_for(lambda: serve.value("kvheadroom_source_up", **up) == 0, "the fault")
+            assert serve.value("kvheadroom_replica_info", site="a") == 1
+            assert "status 500" in serve.get("/").text
+            answer = text_answer("[]")
+            wait_for(lambda: serve.value("kvheadroom_replica_info") is None, "the end of the server")

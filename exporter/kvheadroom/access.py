@@ -6,11 +6,12 @@ import hashlib
 import re
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from kvheadroom.access_settings import BasicAuth, TlsSettings
+from kvheadroom.access_settings import BasicAuth, CommonAccess, TlsSettings
 from kvheadroom.config import Config, ConfigError, ReplicaConfig
 from kvheadroom.sources.endpoint import ClientTls, Endpoint, Proxy
 from kvheadroom.sources.slow_files import SlowFiles
@@ -57,37 +58,64 @@ async def open_endpoint(
     Raises:
         ConfigError: naming the file, never its content.
     """
-    reader = _AccessFiles(replica.replica, files, timeout_seconds)
+    name, key = replica.replica, replica.api_key_file
+    endpoint = await open_access(
+        replica, name, replica.url, files, timeout_seconds=timeout_seconds, known=known
+    )
+    reader = _AccessFiles(name, files, timeout_seconds)
+    return replace(
+        endpoint,
+        api_key=None if key is None else await reader.secret("api_key_file", key),
+        unix_socket=None if replica.unix_socket is None else str(replica.unix_socket),
+    )
+
+
+async def open_access(
+    access: CommonAccess,
+    name: str,
+    base_url: str,
+    files: SlowFiles,
+    *,
+    timeout_seconds: float,
+    known: Endpoint | None = None,
+) -> Endpoint:
+    """The endpoint of any server.
+
+    Args:
+        name: of who is reached, for people.
+        known: as of `open_endpoint`.
+
+    Raises:
+        ConfigError: naming the file, never its content.
+    """
+    reader = _AccessFiles(name, files, timeout_seconds)
     authorization = setting = None
-    if replica.basic_auth is not None:
-        authorization, setting = await reader.basic("basic_auth", replica.basic_auth), "basic_auth"
-    elif replica.bearer_token_file is not None:
+    if access.basic_auth is not None:
+        authorization, setting = await reader.basic("basic_auth", access.basic_auth), "basic_auth"
+    elif access.bearer_token_file is not None:
         setting = "bearer_token_file"
-        authorization = f"Bearer {await reader.secret(setting, replica.bearer_token_file)}"
+        authorization = f"Bearer {await reader.secret(setting, access.bearer_token_file)}"
     headers = [
         (name, value if isinstance(value, str) else await reader.secret(f"headers.{name}.file", value.file))
-        for name, value in replica.headers.items()
+        for name, value in access.headers.items()
     ]
     proxy = None
-    if replica.proxy_url is not None:
-        passing = replica.proxy_basic_auth
+    if access.proxy_url is not None:
+        passing = access.proxy_basic_auth
         proxy = Proxy(
-            url=replica.proxy_url,
+            url=access.proxy_url,
             authorization=None if passing is None else await reader.basic("proxy_basic_auth", passing),
         )
     tls = None
-    if replica.tls is not None:
-        tls = await reader.tls(replica.tls, None if known is None else known.tls)
-    key = replica.api_key_file
+    if access.tls is not None:
+        tls = await reader.tls(access.tls, None if known is None else known.tls)
     return Endpoint(
-        replica.url,
-        api_key=None if key is None else await reader.secret("api_key_file", key),
+        base_url,
         authorization=authorization,
         authorization_setting=setting,
         headers=tuple(headers),
         tls=tls,
         proxy=proxy,
-        unix_socket=None if replica.unix_socket is None else str(replica.unix_socket),
     )
 
 

@@ -45,6 +45,15 @@ def base_url(value: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
+def _page_url(value: str) -> str:
+    # Never repeated: its query may hold a secret.
+    if "@" in value:
+        raise ValueError("an address may not hold a user or password; use `basic_auth`")
+    if not _is_address(value) or "#" in value:
+        raise ValueError("this is no page's address; write e.g. http://host:8080/targets")
+    return value
+
+
 def _is_address(value: str) -> bool:
     try:
         parts = urlsplit(value)
@@ -134,6 +143,11 @@ class TlsSettings(Strict):
         return self
 
 
+def _check_tls(tls: TlsSettings | None, url: str) -> None:
+    if tls is not None and not url.startswith("https:"):
+        raise ValueError("`tls` is for servers at https://; write `url: https://...`, or leave it out")
+
+
 class CommonAccess(Strict):
     """What is needed to reach servers, whatever their addresses are."""
 
@@ -164,13 +178,35 @@ class AccessSettings(CommonAccess):
 
     @model_validator(mode="after")
     def _fits_the_address(self) -> Self:
-        if self.tls is not None and not self.url.startswith("https:"):
-            raise ValueError("`tls` is for servers at https://; write `url: https://...`, or leave it out")
+        _check_tls(self.tls, self.url)
         if self.unix_socket is not None and (self.proxy_url is not None or self.url.startswith("https:")):
             raise ValueError(
                 "a `unix_socket` is reached directly and without TLS; write `url: http://localhost`"
             )
         return self
+
+
+class PageSettings(CommonAccess):
+    """One page of another program than vLLM, and how it is reached."""
+
+    url: Annotated[str, AfterValidator(_page_url), Field(repr=False)]
+
+    @model_validator(mode="after")
+    def _tls_with_https(self) -> Self:
+        _check_tls(self.tls, self.url)
+        return self
+
+    @property
+    def base_url(self) -> str:
+        """Scheme, host and port."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    @property
+    def path(self) -> str:
+        """What is asked for there, its query included."""
+        parts = urlsplit(self.url)
+        return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
 MAY_HOLD_SECRETS = frozenset(AccessSettings.model_fields) - {"url"}

@@ -92,7 +92,9 @@ class Watch:
         """
         self._config, self._start = config, start
         self._static = tuple(Target(replica, endpoints[replica.replica]) for replica in config.replicas)
-        self._discoveries.set_sources(sources_of(config, self._files), len(self._static), start=start)
+        self._discoveries.set_sources(
+            sources_of(config, self._session, self._files), len(self._static), start=start
+        )
         self._watch(config)
         return self.samplers
 

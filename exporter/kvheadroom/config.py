@@ -21,6 +21,7 @@ from kvheadroom.access_settings import (
     AccessFile,
     AccessSettings,
     CommonAccess,
+    PageSettings,
     Strict,
     base_url,
     is_under,
@@ -207,6 +208,13 @@ class FileSdConfig(Strict):
 _ACCESS = {*CommonAccess.model_fields, "api_key_file"}
 
 
+class HttpSdConfig(PageSettings):
+    """Servers listed by another program, in the form of Prometheus's `http_sd_configs`."""
+
+    refresh_interval: Duration = 60.0
+    replica: ReplicaTemplate = ReplicaTemplate()
+
+
 class Config(Strict):
     """The whole configuration."""
 
@@ -215,11 +223,12 @@ class Config(Strict):
     overhead_gb: Annotated[float, Field(ge=0, le=10_000, strict=False)] | None = None
     replicas: tuple[ReplicaConfig, ...] = ()
     file_sd_configs: Annotated[tuple[FileSdConfig, ...], Field(max_length=20)] = ()
+    http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()
 
     @property
     def discovers(self) -> bool:
         """Whether servers may come and go while it is in use."""
-        return bool(self.file_sd_configs)
+        return bool(self.file_sd_configs or self.http_sd_configs)
 
     @model_validator(mode="after")
     def _some_and_no_two_alike(self) -> Self:
@@ -371,6 +380,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     **PARTS,
     "replicas": ReplicaConfig,
     "file_sd_configs": FileSdConfig,
+    "http_sd_configs": HttpSdConfig,
     "replica": ReplicaTemplate,
     "flags": VllmFlags,
 }

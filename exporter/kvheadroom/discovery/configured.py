@@ -2,13 +2,17 @@
 
 from kvheadroom.config import Config
 from kvheadroom.discovery.files import FileDiscovery
+from kvheadroom.discovery.http import HttpDiscovery
 from kvheadroom.discovery.source import Discovery
+from kvheadroom.sources.http import Session
 from kvheadroom.sources.slow_files import SlowFiles
 
 
-def sources_of(config: Config, files: SlowFiles) -> list[Discovery]:
+def sources_of(config: Config, session: Session, files: SlowFiles) -> list[Discovery]:
     """Each source that the config names, in its order."""
     sources: list[Discovery] = []
     for index, settings in enumerate(config.file_sd_configs):
         sources.append(FileDiscovery(f"file_sd_configs[{index}]", settings, files))
+    for index, page in enumerate(config.http_sd_configs):
+        sources.append(HttpDiscovery(f"http_sd_configs[{index}]", page, session, files))
     return sources

@@ -19,6 +19,8 @@ from kvheadroom.sources.http_connection import ConnectionLostError, HttpConnecti
 MAX_BODY_BYTES = 16 * 1024**2
 """Some 40 times the page of eight engines."""
 
+VLLM = "vLLM"
+
 MAX_IDLE_SECONDS = 60.0
 """A connection that was idle for longer is not trusted any more: what lies between may have forgotten it."""
 
@@ -134,10 +136,12 @@ async def fetch(
     timeout_seconds: float,
     max_bytes: int = MAX_BODY_BYTES,
     with_key: bool = False,
+    program: str = VLLM,
 ) -> Scrape | SourceFailure:
     """GET one path of one server.
 
     Args:
+        program: what is meant to answer there, for the words of a failure.
         timeout_seconds: from first byte out to last byte in.
         with_key: send the API key; only vLLM's /v1 routes ask for it, so no other route gets it.
     """
@@ -157,15 +161,15 @@ async def fetch(
     except TooLargeError as error:
         return failed(FailureReason.TOO_LARGE, str(error))
     except (BadAnswerError, ConnectionLostError, ProxyError, OSError, UnicodeError) as error:
-        return failed(*_what_went_wrong(endpoint, error))
+        return failed(*_what_went_wrong(endpoint, error, program))
     if reader.status != 200:
-        return failed(*_what_status_means(reader, endpoint, with_key=with_key))
+        return failed(*_what_status_means(reader, endpoint, program, with_key=with_key))
     if reader.headers.get("content-encoding", "identity") != "identity":
         return failed(FailureReason.BAD_ANSWER, "the answer is compressed though none was asked for")
     return Scrape(reader.body, taken_at, time.monotonic() - started)
 
 
-def _what_went_wrong(endpoint: Endpoint, error: Exception) -> tuple[FailureReason, str]:
+def _what_went_wrong(endpoint: Endpoint, error: Exception, program: str) -> tuple[FailureReason, str]:
     """Why no whole answer came, for a person."""
     cause = error.cause if isinstance(error, ConnectionLostError) else error
     if isinstance(error, ProxyError):
@@ -186,9 +190,9 @@ def _what_went_wrong(endpoint: Endpoint, error: Exception) -> tuple[FailureReaso
     if isinstance(error, socket.gaierror | UnicodeError):
         return FailureReason.UNREACHABLE, "the host name cannot be resolved"
     if endpoint.unix_socket is not None and isinstance(error, FileNotFoundError):
-        return FailureReason.REFUSED, f"there is no socket {endpoint.unix_socket}; is vLLM running?"
+        return FailureReason.REFUSED, f"there is no socket {endpoint.unix_socket}; is {program} running?"
     if isinstance(error, ConnectionRefusedError):
-        return FailureReason.REFUSED, "nothing listens there; is vLLM running?"
+        return FailureReason.REFUSED, f"nothing listens there; is {program} running?"
     return FailureReason.UNREACHABLE, getattr(error, "strerror", None) or str(error)
 
 
@@ -214,26 +218,28 @@ def _certificate_text(endpoint: Endpoint) -> str:
 
 
 def _what_status_means(
-    reader: AnswerReader, endpoint: Endpoint, *, with_key: bool
+    reader: AnswerReader, endpoint: Endpoint, program: str, *, with_key: bool
 ) -> tuple[FailureReason, str]:
     status = reader.status
     if status == 407:
         return FailureReason.UNAUTHORIZED, f"status {status}: {_PROXY_ASKS}"
     if status in (401, 403):
-        meaning = _who_asks(endpoint, with_key=with_key)
+        meaning = _who_asks(endpoint, program, with_key=with_key)
         return FailureReason.UNAUTHORIZED, f"status {status}: {meaning}"
     if status == 503:
-        meaning = "the server is not serving at the moment (vLLM answers so while it scales)"
+        meaning = "the server is not serving at the moment"
+        if program == VLLM:
+            meaning += " (vLLM answers so while it scales)"
         return FailureReason.UNAVAILABLE, f"status {status}: {meaning}"
     told = f"status {status}"
     if 300 <= status < 400:
         told += ": redirects are not followed; give the address they lead to"
     elif status == 404:
-        told += ": there is no such page; is this vLLM's address?"
+        told += f": there is no such page; is this {program}'s address?"
     return FailureReason.HTTP_STATUS, told
 
 
-def _who_asks(endpoint: Endpoint, *, with_key: bool) -> str:
+def _who_asks(endpoint: Endpoint, program: str, *, with_key: bool) -> str:
     """What to do when the server turns us away."""
     if with_key:
         if endpoint.api_key is not None:
@@ -246,6 +252,8 @@ def _who_asks(endpoint: Endpoint, *, with_key: bool) -> str:
         )
     if endpoint.authorization_setting is not None:
         return f"what is in front of the server does not take the credentials of `{endpoint.authorization_setting}`"
+    if program != VLLM:
+        return "it asks for credentials; set `basic_auth` or `bearer_token_file`"
     return (
         "something in front of the server asks for credentials (vLLM asks for none here); "
         "set `basic_auth` or `bearer_token_file`"
