@@ -36,7 +36,7 @@ def test_the_command_line_comes_after_the_config_and_the_engine_and_before_the_d
 
 
 def test_of_a_line_that_was_read_whole_nothing_is_assumed() -> None:
-    gpu = {"gpu": "H200"}
+    gpu: dict[str, Any] = {"gpu": "H200"}
     assert "tensor_parallel_size" in dict(facts(**gpu).assumed())
     assert of_line(said(POOL), **gpu).assumed() == ()
 

@@ -41,6 +41,7 @@ FLAGS = frozenset({*_CACHE, *_WEIGHTS, "attention_config"})
 # Environment variables, and the values of theirs that change nothing.
 _ENVIRONMENT: Mapping[str, frozenset[str]] = {
     "VLLM_MLA_DISABLE": frozenset({"", "0"}),
+    "VLLM_MODEL_REDIRECT_PATH": frozenset({""}),
     "VLLM_PP_LAYER_PARTITION": frozenset({""}),
     "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": frozenset({"1"}),
     "VLLM_USE_V1": frozenset({"", "1"}),

@@ -1,0 +1,114 @@
+"""The kernel's `/proc` -> every process that may be seen: who started whom, with which words."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvheadroom.sources.proc_files import stat_fields
+
+MOST_BYTES = 4 * 1024**2
+_STARTED = 19
+"""Of the fields of `stat` from the state on (proc_pid_stat(5), field 22)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process.
+
+    Attributes:
+        words: of its command line, or its title in the first one. They may hold secrets.
+        started_ticks: when it began, in clock ticks since the machine's start.
+        uid: of the user that it runs as.
+    """
+
+    pid: int
+    parent: int
+    started_ticks: int
+    uid: int
+    words: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessList:
+    """All that may be seen.
+
+    Attributes:
+        hidden: processes that are there and whose words may not be read.
+        others_hidden: processes of other users do not even show up.
+    """
+
+    processes: Mapping[int, Process]
+    hidden: int = 0
+    others_hidden: bool = False
+
+    def ancestors(self, process: Process) -> Iterator[Process]:
+        """Who started it, and so on."""
+        met = {process.pid}
+        while (parent := self.processes.get(process.parent)) is not None and parent.pid not in met:
+            met.add(parent.pid)
+            yield parent
+            process = parent
+
+
+def list_processes(proc: Path) -> ProcessList:
+    """Everybody who is there now; who ends meanwhile is left out."""
+    processes: dict[int, Process] = {}
+    hidden = 0
+    names = [entry.name for entry in os.scandir(proc) if entry.name.isdecimal()]
+    for name in names:
+        folder = proc / name
+        try:
+            fields = stat_fields(folder)
+            if not fields:
+                # Whoever may not even be asked for that has no words either.
+                read_bytes(folder / "cmdline")
+                continue
+            processes[int(name)] = Process(
+                pid=int(name),
+                parent=int(fields[1]),
+                started_ticks=int(fields[_STARTED]),
+                uid=folder.stat().st_uid,
+                words=_words(read_bytes(folder / "cmdline")),
+            )
+        except PermissionError:
+            hidden += 1
+        except (OSError, IndexError):
+            # It has ended.
+            continue
+    # Everybody sees the first process, unless /proc is mounted with hidepid=invisible or ptraceable (proc(5)).
+    return ProcessList(processes=processes, hidden=hidden, others_hidden="1" not in names)
+
+
+def read_environment(folder: Path, wanted: frozenset[str]) -> dict[str, str] | None:
+    """Of the environment that a process was started with, these variables alone; None where it may not be read."""
+    try:
+        raw = read_bytes(folder / "environ")
+    except OSError:
+        return None
+    if not raw.strip(b"\0"):
+        # A process that has written a title over it (setproctitle).
+        return None
+    found: dict[str, str] = {}
+    for line in raw.split(b"\0"):
+        name, _, value = line.partition(b"=")
+        word = name.decode("ascii", "replace")
+        if word in wanted:
+            found.setdefault(word, os.fsdecode(value))
+    return found
+
+
+def read_bytes(path: Path) -> bytes:
+    """The beginning of a file, up to 4 MiB.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES)
+
+
+def _words(raw: bytes) -> tuple[str, ...]:
+    words = tuple(os.fsdecode(word) for word in raw.removesuffix(b"\0").split(b"\0"))
+    # A title is padded to the length of the words that it was written over.
+    return words if any(words[1:]) else tuple(word for word in words[:1] if word)
