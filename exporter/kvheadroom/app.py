@@ -20,7 +20,7 @@ from kvheadroom.capacity.discovery import WatchedTarget
 from kvheadroom.capacity.gpu_assignment import GpuClaim
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.gpus import GpuReading
-from kvheadroom.config import Config, ConfigError
+from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
 from kvheadroom.discovery.configured import sources_of
 from kvheadroom.discovery.watched import MAX_REPLICAS, Discoveries, Target, merge, tell_left_out
 from kvheadroom.monitor.board import Board
@@ -58,6 +58,17 @@ def _carried_over(before: ReplicaAssessment | None, fresh: ReplicaAssessment) ->
     return fresh if before is None else replace(before, interval_seconds=fresh.interval_seconds)
 
 
+def _runs_on_a_card(replica: ReplicaConfig) -> bool:
+    """Whether this machine knows on which card, and nobody has said it."""
+    return isinstance(replica, LocalReplica) and replica.gpu is None and not _is_on_cpu(replica)
+
+
+def _is_on_cpu(replica: ReplicaConfig) -> bool:
+    if replica.gpu is None and isinstance(replica, LocalReplica):
+        return replica.server.command_line.on_cpu
+    return replica.gpu == CPU
+
+
 class Watch:
     """The samplers of one config and of what its sources find, kept running; only what changed is replaced.
 
@@ -93,7 +104,7 @@ class Watch:
         self._config, self._start = config, start
         self._static = tuple(Target(replica, endpoints[replica.replica]) for replica in config.replicas)
         self._discoveries.set_sources(
-            sources_of(config, self._session, self._files), len(self._static), start=start
+            sources_of(config, self._session, self._files, self._proc), len(self._static), start=start
         )
         self._watch(config)
         return self.samplers
@@ -155,6 +166,7 @@ class Watch:
                 reopen=partial(open_endpoint, target.replica, self._files)
                 if names_files(target.replica)
                 else None,
+                find_card=partial(self._find_card, name) if _runs_on_a_card(target.replica) else None,
             )
             for name, target in targets.items()
             if name not in self._running or self._running[name].settings != settings[name]
@@ -190,7 +202,7 @@ class Watch:
                 replica=name,
                 url=target.replica.url,
                 gpus=target.replica.gpus,
-                on_cpu=target.replica.gpu == CPU,
+                on_cpu=_is_on_cpu(target.replica),
             )
             for name, target in targets.items()
         )
@@ -223,6 +235,14 @@ class Watch:
     def _local_urls(self) -> tuple[str, ...]:
         # From another thread: the tuple is replaced, never changed.
         return tuple(claim.url for claim in self._claims if not claim.on_cpu)
+
+    async def _find_card(self, replica: str) -> str | None:
+        """The card that a server of this machine runs on, once the GPUs were read."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GPU_SECONDS + 1.0):
+                await self.gpus_read.wait()
+        gpus = self.board.fleet.gpus
+        return None if gpus is None else gpus.card_of(replica)
 
     async def close(self) -> None:
         """End every sampler and every source of replicas."""

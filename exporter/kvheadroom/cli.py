@@ -302,11 +302,11 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _config(path: Path | None, targets: list[str]) -> "Config":
-    """The config file with the targets of the command line added; either is enough."""
+    """The config file with the targets of the command line added; without both, the servers of this machine."""
     from kvheadroom.config import load_config, validate_address, validate_config
 
     if path is None and not targets:
-        raise OperatorError("nothing to watch; give --target http://host:8000 or --config FILE")
+        return validate_config({"process_discovery": {}}, "kvheadroom")
     try:
         added = [{"url": validate_address(target)} for target in targets]
     except OperatorError as error:
@@ -318,9 +318,6 @@ def _config(path: Path | None, targets: list[str]) -> "Config":
         return config
     content = config.model_dump(exclude_unset=True)
     content["replicas"] = [*content.get("replicas", ()), *added]
-    if "scrape_interval" in content:
-        # As YAML would give it again: with its unit.
-        content["scrape_interval"] = f"{content['scrape_interval']}s"
     return validate_config(content, f"{path} with --target")
 
 
@@ -428,8 +425,10 @@ async def _serve_until_stopped(
             print(notice)
         names = ", ".join(replica.replica for replica in config.replicas[:5])
         more = f" and {len(config.replicas) - 5} more" if len(config.replicas) > 5 else ""
-        if config.discovers:
+        if config.file_sd_configs or config.http_sd_configs:
             more += f"{' and ' if names else ''}what the config's sources of servers find"
+        if config.process_discovery is not None:
+            more += f"{' and ' if names or more else ''}the vLLM servers that run on this machine"
         print(f"watching {names}{more} every {config.scrape_interval:g} s; end with Ctrl-C")
         print(f"open {url}", flush=True)
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -11,6 +11,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
+    SkipValidation,
     ValidationError,
     model_validator,
 )
@@ -29,6 +31,7 @@ from kvheadroom.access_settings import (
 from kvheadroom.capacity.discovery import checked_labels
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name, not_modelled_because
+from kvheadroom.capacity.local_server import LocalServer
 from kvheadroom.capacity.parallelism import MOST_GPUS
 from kvheadroom.strict_yaml import YamlFaultError, parse_yaml, read_small_file
 
@@ -37,7 +40,10 @@ class ConfigError(OperatorError):
     """A fault of the configuration."""
 
 
-_NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
+_NO_REPLICA = (
+    "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`, or `process_discovery: {}` for the "
+    "servers of this machine"
+)
 _GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8,}/\d{1,3}/\d{1,3})")
 MOST_GPUS_HERE = 256
 """Indices of one machine's GPUs are below."""
@@ -69,6 +75,11 @@ def _gpu(value: object) -> object:
             "for another GPU leave `gpu` out and set `hbm_bytes`"
         )
     return name
+
+
+def _given(value: object) -> object:
+    """A section that stands there without anything in it is meant."""
+    return {} if value is None else value
 
 
 def _expanded(value: str) -> str:
@@ -112,7 +123,13 @@ def _each_once(values: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 GpuName = Annotated[str | int, BeforeValidator(_gpu_name)]
-Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0.1, le=3600)]
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration),
+    Field(ge=0.1, le=3600),
+    # Written as it is read: a config that was read can be read once more.
+    PlainSerializer(lambda seconds: f"{seconds}s"),
+]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 
@@ -188,10 +205,21 @@ class ReplicaConfig(ServerFacts, AccessSettings):
         return self.model_dump_json(include=_ACCESS)
 
 
-class ReplicaTemplate(ServerFacts, CommonAccess):
-    """What all servers of one source have in common: the settings of a replica that are not its address or name."""
+class LocalReplica(ReplicaConfig):
+    """A server that was found in this machine's process table; nothing that anybody writes."""
+
+    server: Annotated[LocalServer, SkipValidation]
+
+
+class LocalTemplate(ServerFacts, CommonAccess):
+    """What all servers of this machine have in common: what their own command lines do not tell."""
 
     api_key_file: AccessFile | None = None
+
+
+class ReplicaTemplate(LocalTemplate):
+    """What all servers of one source have in common: the settings of a replica that are not its address or name."""
+
     scheme: Literal["http", "https"] = "http"
 
 
@@ -205,6 +233,7 @@ class FileSdConfig(Strict):
     replica: ReplicaTemplate = ReplicaTemplate()
 
 
+AnyReplica = TypeVar("AnyReplica", bound=ReplicaConfig)
 _ACCESS = {*CommonAccess.model_fields, "api_key_file"}
 
 
@@ -213,6 +242,13 @@ class HttpSdConfig(PageSettings):
 
     refresh_interval: Duration = 60.0
     replica: ReplicaTemplate = ReplicaTemplate()
+
+
+class ProcessDiscoveryConfig(Strict):
+    """Servers that run on this machine."""
+
+    refresh_interval: Duration = 5.0
+    replica: LocalTemplate = LocalTemplate()
 
 
 class Config(Strict):
@@ -224,11 +260,12 @@ class Config(Strict):
     replicas: tuple[ReplicaConfig, ...] = ()
     file_sd_configs: Annotated[tuple[FileSdConfig, ...], Field(max_length=20)] = ()
     http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()
+    process_discovery: Annotated[ProcessDiscoveryConfig | None, BeforeValidator(_given)] = None
 
     @property
     def discovers(self) -> bool:
         """Whether servers may come and go while it is in use."""
-        return bool(self.file_sd_configs or self.http_sd_configs)
+        return bool(self.file_sd_configs or self.http_sd_configs or self.process_discovery is not None)
 
     @model_validator(mode="after")
     def _some_and_no_two_alike(self) -> Self:
@@ -319,7 +356,7 @@ def validate_config(content: dict[Any, Any], where: str) -> Config:
         raise ConfigError("\n".join(_fault(where, fault) for fault in error.errors())) from error
 
 
-def replica_of(template: ReplicaTemplate, own: dict[str, Any]) -> ReplicaConfig:
+def replica_of(kind: type[AnyReplica], template: LocalTemplate, own: dict[str, Any]) -> AnyReplica:
     """A replica with what its source says of all, and of it alone.
 
     Raises:
@@ -328,7 +365,7 @@ def replica_of(template: ReplicaTemplate, own: dict[str, Any]) -> ReplicaConfig:
     common = template.model_dump(exclude_unset=True, exclude={"scheme"})
     labels = {**common.get("labels", {}), **own.get("labels", {})}
     try:
-        return ReplicaConfig.model_validate({**common, **own, "labels": labels})
+        return kind.model_validate({**common, **own, "labels": labels})
     except ValidationError as error:
         raise ConfigError(_fault("", error.errors()[0]).removeprefix(": ")) from error
 
@@ -380,6 +417,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     **PARTS,
     "replicas": ReplicaConfig,
     "file_sd_configs": FileSdConfig,
+    "process_discovery": ProcessDiscoveryConfig,
     "http_sd_configs": HttpSdConfig,
     "replica": ReplicaTemplate,
     "flags": VllmFlags,

@@ -281,13 +281,13 @@ def test_engines_that_no_server_here_started_are_counted(proc: ProcFolder) -> No
 
 def refusing(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
     """As the kernel refuses another user's files."""
-    opening, linking, scanning = Path.open, Path.readlink, os.scandir
+    opening, linking, scanning = os.open, Path.readlink, os.scandir
 
     def checked(path: object) -> None:
         if any(str(path).endswith(part) for part in parts):
             raise PermissionError(1, "Operation not permitted")
 
-    def open_file(path: Path, *how: Any, **more: Any) -> Any:
+    def open_file(path: Any, *how: Any, **more: Any) -> int:
         checked(path)
         return opening(path, *how, **more)
 
@@ -299,7 +299,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
         checked(path)
         return scanning(path)
 
-    monkeypatch.setattr(Path, "open", open_file)
+    monkeypatch.setattr(os, "open", open_file)
     monkeypatch.setattr(Path, "readlink", read_link)
     monkeypatch.setattr(os, "scandir", scan_folder)
 

@@ -12,6 +12,7 @@ from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
+from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.prediction import Prediction, predict
@@ -185,6 +186,12 @@ class GpuAssessment:
         """The GPUs of this machine that serve a replica, as far as they gave numbers."""
         gpus = {one.gpu for one in self.runs.assigned if one.replica == replica}
         return tuple(gpu for gpu in self.reading.gpus if gpu.gpu in gpus)
+
+    def card_of(self, replica: str) -> str | None:
+        """The card of a server of this machine, by its name in the catalogue; None where several kinds may be it."""
+        gpus = self.gpus_of(replica) or self.reading.gpus
+        names = {None if gpu.parent is not None else catalogue_name(gpu.name) for gpu in gpus}
+        return names.pop() if len(names) == 1 else None
 
     def found_by_process(self, replica: str) -> bool:
         """Whether its GPUs are known by its processes, not by the config."""

@@ -83,6 +83,15 @@ PARALLEL_FLAGS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ToldFlag:
+    """A flag that somebody told, its value in words, and who; who is believed where several did."""
+
+    name: str
+    value: str
+    origin: Origin
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorFacts:
     """What the operator's config says about one replica.
@@ -234,6 +243,7 @@ class EngineFacts:
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
         command_line: of a server on this machine; None where nobody could read it.
+        told_flags: each flag of vLLM that somebody told, by name.
         silent_flags: flags that may matter and that nobody said, with vLLM's default.
         obstacles: why no prediction can be made although the fact is known ("cannot predict: ...").
     """
@@ -268,6 +278,7 @@ class EngineFacts:
     missing: tuple[MissingFact, ...]
     obstacles: tuple[str, ...]
     command_line: CommandLine | None = None
+    told_flags: tuple[ToldFlag, ...] = ()
 
     @property
     def batched_tokens(self) -> int:
@@ -337,6 +348,13 @@ class EngineFacts:
                 for doubt in self.command_line.doubts
             ]
         return tuple(found)
+
+    def flags_by_origin(self) -> tuple[tuple[Origin, tuple[ToldFlag, ...]], ...]:
+        """The flags that somebody told, by who told them."""
+        origins = [origin for origin in Origin if any(flag.origin is origin for flag in self.told_flags)]
+        return tuple(
+            (origin, tuple(flag for flag in self.told_flags if flag.origin is origin)) for origin in origins
+        )
 
     def guessed(self) -> tuple[tuple[str, str], ...]:
         """Of what is assumed, all that is not simply vLLM's own default for a flag that was left out."""

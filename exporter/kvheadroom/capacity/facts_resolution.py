@@ -63,7 +63,7 @@ def resolve_facts(
     missing: list[MissingFact] = []
     obstacles: list[str] = []
 
-    hardware = resolve_hardware(operator, command_line, local_gpu)
+    hardware = resolve_hardware(operator, command_line, answers.version, local_gpu)
     gpu, platform, hbm_bytes = hardware.gpu, hardware.platform, hardware.hbm_bytes
     model: ModelGeometry | None = None
     if model_files is None:
@@ -158,6 +158,7 @@ def resolve_facts(
         silent_flags=tuple(_silent_flags(said, echoed, model)),
         missing=tuple(missing),
         command_line=command_line,
+        told_flags=tuple(said.told(echoed, kv_cache_memory_bytes)),
         obstacles=tuple(obstacles),
     )
     facts = replace(facts, obstacles=(*facts.obstacles, *unread_flags(facts, said, echoed, answers)))

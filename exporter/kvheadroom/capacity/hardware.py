@@ -16,12 +16,19 @@ class Hardware:
     hbm_bytes: Fact[int] | None
 
 
-def resolve_hardware(operator: OperatorFacts, line: CommandLine | None, local_gpu: str | None) -> Hardware:
-    """From the operator's config, else the server's command line, else the card that this machine has."""
+def resolve_hardware(
+    operator: OperatorFacts, line: CommandLine | None, version: str | None, local_gpu: str | None
+) -> Hardware:
+    """From the operator's config, else what the server was started as, else the card that this machine has.
+
+    A build for CPUs says so in its version, and takes the CPU for that (`cpu_platform_plugin`, 0.33.0 `platforms/__init__.py`).
+    """
     hbm = None if operator.hbm_bytes is None else Fact(operator.hbm_bytes, Origin.CONFIG)
     name, origin = operator.gpu, Origin.CONFIG
     if name is None and line is not None and line.on_cpu:
         name, origin = CPU, Origin.COMMAND_LINE
+    elif name is None and version is not None and "cpu" in version:
+        name, origin = CPU, Origin.SERVER
     elif name is None and local_gpu is not None:
         name, origin = local_gpu, Origin.MACHINE
     if name is None:

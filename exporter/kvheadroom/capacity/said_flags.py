@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from kvheadroom.capacity.command_line import CommandLine
-from kvheadroom.capacity.facts import EngineFacts, Fact, Origin, ServerAnswers
+from kvheadroom.capacity.facts import EngineFacts, Fact, Origin, ServerAnswers, ToldFlag
 from kvheadroom.capacity.readings import EchoedFlags
 
 T = TypeVar("T")
@@ -54,12 +54,43 @@ class SaidFlags:
         said = self.values.get(name)
         return None if said is None else Fact(said, self.origin(name))
 
+    def told(self, echoed: EchoedFlags, pool_bytes: Fact[int] | None) -> Iterator[ToldFlag]:
+        """Each flag that somebody told, by name.
+
+        Args:
+            pool_bytes: as `pool_bytes` gave it; a variable may have told it.
+        """
+        of_the_engine = {name: value for name in _ECHOED if (value := getattr(echoed, name)) is not None}
+        names = {*of_the_engine, *self.values} | ({_POOL} if pool_bytes is not None else set())
+        for name in sorted(names):
+            if name == _POOL and pool_bytes is not None:
+                yield ToldFlag(name, _in_words(pool_bytes.value), pool_bytes.origin)
+            elif name in of_the_engine:
+                yield ToldFlag(name, _in_words(of_the_engine[name]), Origin.ECHOED)
+            else:
+                origin, value = self.origin(name), self.values[name]
+                # An operator may have written anything into a section; of a command line only known keys are kept.
+                is_hidden = origin is Origin.CONFIG and isinstance(value, Mapping)
+                yield ToldFlag(name, "given" if is_hidden else _in_words(value), origin)
+
     def pool_bytes(self, echoed: int | None, *, on_cpu: bool) -> Fact[int] | None:
         """`--kv-cache-memory-bytes`; on a CPU a variable wins over the flag (`platforms/cpu.py`)."""
         variable = None if self._line is None else self._line.cpu_pool_bytes
         if on_cpu and variable is not None and echoed is None and _POOL not in self.configured:
             return Fact(variable, Origin.COMMAND_LINE)
         return self.optional(_POOL, echoed)
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_in_words(each)}" for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_in_words, value)) or "none"
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 _POOL = "kv_cache_memory_bytes"

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvheadroom.sources.proc_files import stat_fields
-
-MOST_BYTES = 4 * 1024**2
+_MOST_BYTES = 4 * 1024**2
+_PIECE_BYTES = 64 * 1024
 _STARTED = 19
 """Of the fields of `stat` from the state on (proc_pid_stat(5), field 22)."""
 
@@ -57,19 +56,17 @@ def list_processes(proc: Path) -> ProcessList:
     hidden = 0
     names = [entry.name for entry in os.scandir(proc) if entry.name.isdecimal()]
     for name in names:
-        folder = proc / name
+        # Thousands of processes are asked every few seconds: texts, for a Path takes as long as the kernel.
+        folder = f"{proc}/{name}"
         try:
-            fields = stat_fields(folder)
-            if not fields:
-                # Whoever may not even be asked for that has no words either.
-                read_bytes(folder / "cmdline")
-                continue
+            raw = _read(f"{folder}/cmdline")
+            fields = _after_name(_read(f"{folder}/stat"))
             processes[int(name)] = Process(
                 pid=int(name),
                 parent=int(fields[1]),
                 started_ticks=int(fields[_STARTED]),
-                uid=folder.stat().st_uid,
-                words=_words(read_bytes(folder / "cmdline")),
+                uid=os.stat(folder).st_uid,  # noqa: PTH116  as above
+                words=_words(raw),
             )
         except PermissionError:
             hidden += 1
@@ -83,7 +80,7 @@ def list_processes(proc: Path) -> ProcessList:
 def read_environment(folder: Path, wanted: frozenset[str]) -> dict[str, str] | None:
     """Of the environment that a process was started with, these variables alone; None where it may not be read."""
     try:
-        raw = read_bytes(folder / "environ")
+        raw = _read(str(folder / "environ"))
     except OSError:
         return None
     if not raw.strip(b"\0"):
@@ -98,14 +95,27 @@ def read_environment(folder: Path, wanted: frozenset[str]) -> dict[str, str] | N
     return found
 
 
-def read_bytes(path: Path) -> bytes:
-    """The beginning of a file, up to 4 MiB.
+def _read(path: str) -> bytes:
+    """A file of the kernel's, as far as 4 MiB.
 
     Raises:
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
-        return file.read(MOST_BYTES)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # Long command lines come in pieces.
+        raw = piece = os.read(descriptor, _PIECE_BYTES)
+        while len(piece) == _PIECE_BYTES and len(raw) < _MOST_BYTES:
+            piece = os.read(descriptor, _PIECE_BYTES)
+            raw += piece
+        return raw
+    finally:
+        os.close(descriptor)
+
+
+def _after_name(stat: bytes) -> list[bytes]:
+    """The fields of `stat` from the state on; the name before stands in brackets and may hold anything, brackets too."""
+    return stat.rpartition(b")")[2].split()
 
 
 def _words(raw: bytes) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from kvheadroom.sources.process_list import (
     Process,
     ProcessList,
     list_processes,
-    read_bytes,
     read_environment,
 )
 from kvheadroom.sources.process_tree import INITIAL_PID_NAMESPACE
@@ -207,7 +206,7 @@ class _Look:
                 return f"is larger than {MAX_CONFIG_BYTES // 1024**2} MiB"
             if info.st_mtime > self._started_at(process) + _CLOCK_DOUBT_SECONDS:
                 return "was changed after the server had started"
-            return read_config_yaml(read_bytes(path).decode())
+            return read_config_yaml(path.read_bytes().decode())
         except UnicodeDecodeError:
             return "is no UTF-8 text"
         except (OSError, ValueError):
