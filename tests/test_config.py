@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvheadroom.config import Config, ConfigError, load_config, validate_config
+from kvheadroom.cli import _config
+from kvheadroom.config import Config, ConfigError, ReplicaConfig, load_config, validate_config
 
 
 def load(tmp_path: Path, text: str) -> Config:
@@ -208,6 +209,19 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_targets_of_the_command_line_are_checked_like_the_file() -> None:
     with pytest.raises(ConfigError, match=r"--target: replicas\[0\]\.url"):
         validate_config({"replicas": [{"url": "nonsense"}]}, "--target")
+
+
+def test_targets_of_the_command_line_stand_beside_all_that_a_config_says(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "scrape_interval: 7s\n"
+        "replicas: [{url: 'http://a:1', labels: {team: x}, headers: {X-Scope: y}}]\n"
+        "file_sd_configs: [{files: [/etc/a.yml], refresh_interval: 90s, replica: {gpus: [0]}}]\n"
+        "http_sd_configs: [{url: 'http://h/x?token=s3cret', refresh_interval: 200ms}]\n"
+    )
+    before, after = load_config(file), _config(file, ["http://b:2/"])
+    assert after.replicas == (*before.replicas, ReplicaConfig(url="http://b:2"))
+    assert after.model_copy(update={"replicas": before.replicas}) == before
 
 
 def test_every_config_in_the_readme_is_valid() -> None:

@@ -127,7 +127,7 @@ Duration = Annotated[
     float,
     BeforeValidator(_duration),
     Field(ge=0.1, le=3600),
-    # Written as it is read: a config that was read can be read once more.
+    # With its unit, so that what was dumped can be read again.
     PlainSerializer(lambda seconds: f"{seconds}s"),
 ]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]

@@ -18,11 +18,14 @@ from kvheadroom.discovery.files import FileDiscovery
 from kvheadroom.discovery.source import Found
 from kvheadroom.sources.slow_files import SlowFiles
 from kvheadroom.sources.target_groups import MAX_TARGETS, parse_target_groups
+from kvheadroom.strict_yaml import read_small_file
 
 
 @pytest.fixture(autouse=True)
 def _settles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
+    # On a busy machine a test's one question is to be enough.
+    monkeypatch.setattr(module, "PARSE_SECONDS", 60.0)
 
 
 def source(*files: Path | str, **settings: Any) -> FileDiscovery:
@@ -255,6 +258,90 @@ def test_a_folder_a_pipe_and_a_forbidden_file_are_told_apart(
     )
 
 
+def test_a_pattern_without_a_file_is_told_as_long_as_it_has_none(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(listed("a:1"))
+    discovery = source(tmp_path / "a*.json", tmp_path / "b*.json")
+    for _ in range(2):
+        found = find(discovery)
+        assert names(found) == ["a:1"]
+        assert fault(found, tmp_path) == ("not_found", "no file matches /b*.json")
+    (tmp_path / "b1.json").write_text(listed("b:1"))
+    found = find(discovery)
+    assert (names(found), found.failure) == (["a:1", "b:1"], None)
+
+
+def test_labels_written_as_nothing_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text("- targets: [a:1]\n  labels:\n")
+    (tmp_path / "b.json").write_text('[{"targets": ["b:1"], "labels": null}]')
+    found = find(source(tmp_path / "a.yml", tmp_path / "b.json"))
+    assert (names(found), found.failure) == (["a:1", "b:1"], None)
+
+
+def test_files_that_list_too_many_together_or_are_too_much_yaml_are_left_out_with_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_TARGETS", 3)
+    (tmp_path / "a.json").write_text(listed("a:1", "a:2"))
+    (tmp_path / "b.json").write_text(listed("b:1", "b:2"))
+    (tmp_path / "c.json").write_text(listed("c:1"))
+    found = find(source(tmp_path / "*.json"))
+    assert names(found) == ["a:1", "a:2", "c:1"]
+    assert fault(found, tmp_path) == (
+        "too_large",
+        "/b.json holds 2 targets, with which the files list more than 3",
+    )
+    (tmp_path / "d.yml").write_text("- targets: []\n" + "#" * module.MAX_YAML_BYTES)
+    found = find(source(tmp_path / "d.yml"))
+    assert names(found) is None
+    assert fault(found, tmp_path)[1].startswith("/d.yml is larger than 400 KiB, the most for YAML")
+
+
+def test_more_than_can_be_read_at_once_is_read_over_several_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PARSE_SECONDS", -1.0)
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text(listed(f"{name}:1"))
+    discovery = source(tmp_path / "*.json")
+    found = find(discovery)
+    assert names(found) is None
+    assert fault(found, tmp_path)[1].startswith("/a.json is not read yet: the others took so long")
+    monkeypatch.setattr(module, "PARSE_SECONDS", 2.0)
+    found = find(discovery)
+    assert (names(found), found.failure) == (["a:1", "b:1"], None)
+
+
+def test_a_reading_that_hangs_holds_up_no_files_of_another_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = threading.Event()
+    real = read_small_file
+
+    def hangs(path: Path) -> str:
+        if path.name == "dead.json":
+            mount.wait(30)
+        return real(path)
+
+    monkeypatch.setattr(module, "read_small_file", hangs)
+    (tmp_path / "dead.json").write_text(listed("dead:1"))
+    (tmp_path / "good.json").write_text(listed("good:1"))
+
+    async def run() -> Found:
+        files = SlowFiles()
+        monkeypatch.setattr(module, "READ_SECONDS", 0.1)
+        before, after = (
+            FileDiscovery("file_sd_configs[0]", FileSdConfig(files=(str(tmp_path / name),)), files)
+            for name in ("dead.json", "good.json")
+        )
+        assert (await before.find(anew=True)).replicas is None
+        monkeypatch.setattr(module, "READ_SECONDS", 10.0)
+        found = await after.find(anew=True)
+        mount.set()
+        return found
+
+    assert names(asyncio.run(run())) == ["good:1"]
+
+
 def test_several_faults_are_told_by_the_first_and_their_number(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.json").write_text("[")
@@ -326,7 +413,9 @@ def test_more_files_than_are_read_change_nothing(tmp_path: Path, monkeypatch: py
     assert fault(found, tmp_path) == ("too_large", "3 files match; at most 2 are read")
 
 
-def test_an_unchanged_file_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_not_parsed_again_be_it_good_or_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed = []
     real = parse_target_groups
 
@@ -335,6 +424,13 @@ def test_an_unchanged_file_is_not_parsed_again(tmp_path: Path, monkeypatch: pyte
         return real(text, as_json=as_json)
 
     monkeypatch.setattr(module, "parse_target_groups", counted)
+    broken = tmp_path / "b.json"
+    broken.write_text("[")
+    for _ in range(2):
+        assert names(find(discovery := source(broken))) is None
+        assert names(find(discovery)) is None
+    assert parsed == ["[", "["]
+    parsed.clear()
     file = tmp_path / "a.json"
     file.write_text(listed("h:1"))
     discovery = source(file)

@@ -6,19 +6,23 @@ import hashlib
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.config import FileSdConfig, ReplicaConfig
 from kvheadroom.discovery.source import Found
 from kvheadroom.discovery.targets import make_replicas
 from kvheadroom.sources.slow_files import SlowFiles
-from kvheadroom.sources.target_groups import BadTargetsError, parse_target_groups
+from kvheadroom.sources.target_groups import MAX_TARGETS, BadTargetsError, parse_target_groups
 from kvheadroom.strict_yaml import read_small_file
 
 READ_SECONDS = 5.0
+PARSE_SECONDS = 2.0
+"""For so long files are begun to be parsed; one takes up to 3 s, which the deadline above must leave room for."""
 SETTLE_SECONDS = 0.2
 MOST_FILES = 200
+MAX_YAML_BYTES = 400 * 1024
+"""More takes longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,11 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
+    """What is wrong with a file; `lasts` when it is its content, which need not be parsed again."""
+
     reason: FailureReason
     detail: str
+    lasts: bool = False
 
 
 class FileDiscovery:
@@ -47,17 +54,20 @@ class FileDiscovery:
         self.settings = settings
         self.interval_seconds = settings.refresh_interval
         self._files = files
+        # Changed by the reading thread, of which there is one at a time: what comes after the deadline is not lost.
         self._listed: dict[str, _Listed] = {}
+        self._broken: dict[str, tuple[bytes, _Fault]] = {}
 
     async def find(self, *, anew: bool) -> Found:
         """What the files list now."""
-        work = partial(self._read, self._listed, anew=anew)
+        work = partial(self._read, anew=anew)
         try:
-            listed, faults = await self._files.read(self.name, work, timeout_seconds=READ_SECONDS)
+            # Under a name of this object's own: a reading that hangs may be one of the files before a reload.
+            reading = f"{self.name} {id(self)}"
+            listed, faults = await self._files.read(reading, work, timeout_seconds=READ_SECONDS)
         except TimeoutError as error:
             fault = _Fault(FailureReason.TIMEOUT, f"{', '.join(self.settings.files)}: {error}")
             return Found(replicas=None, failure=self._failure([fault]))
-        self._listed = listed
         # A list that was never read well here may be one that was in use before a reload.
         unknown = not listed and any(fault.reason is not FailureReason.NOT_FOUND for fault in faults)
         return Found(
@@ -72,8 +82,9 @@ class FileDiscovery:
         more = "" if len(faults) == 1 else f"; and {len(faults) - 1} more of its files have a fault"
         return SourceFailure(self.name, faults[0].reason, faults[0].detail + more)
 
-    def _read(self, known: dict[str, _Listed], *, anew: bool) -> tuple[dict[str, _Listed], list[_Fault]]:
+    def _read(self, *, anew: bool) -> tuple[dict[str, _Listed], list[_Fault]]:
         """Blocking: the list of each file, and what is wrong."""
+        known = self._listed
         if anew:
             known = {path: one for path, one in known.items() if Path(path).exists()}
         paths, faults = self._paths(known)
@@ -81,36 +92,39 @@ class FileDiscovery:
             detail = f"{len(paths)} files match; at most {MOST_FILES} are read"
             return known, [_Fault(FailureReason.TOO_LARGE, detail)]
         texts = {path: _text(path) for path in paths}
-        new = {
-            path
-            for path, text in texts.items()
-            if isinstance(text, str) and (path not in known or known[path].digest != _digest(text))
-        }
-        if new:
+        seen = {path: self._seen(path, text) for path, text in texts.items()}
+        if None in seen.values():
             # The half of a list may be a good list: what changes while it is looked at is not taken yet.
             time.sleep(SETTLE_SECONDS)
         listed: dict[str, _Listed] = {}
+        broken: dict[str, tuple[bytes, _Fault]] = {}
+        begun_until = time.monotonic() + PARSE_SECONDS
         for path, text in texts.items():
-            one: _Listed | _Fault
-            if isinstance(text, _Fault):
-                one = text
-            elif path not in new:
-                one = known[path]
-            elif _text(path) != text:
-                one = _Fault(FailureReason.BAD_ANSWER, f"{path} is being written")
-            else:
-                one = self._parse(path, text)
+            room = MAX_TARGETS - sum(len(file.replicas) + len(file.left_out) for file in listed.values())
+            one = seen[path] or self._parse(path, str(text), room, begun_until)
             if isinstance(one, _Listed):
                 listed[path] = one
-            elif path in known:
+                continue
+            if one.lasts:
+                broken[path] = (_digest(str(text)), one)
+            kept = ""
+            if path in known:
                 listed[path] = known[path]
                 count = len(known[path].replicas)
                 servers = "1 server" if count == 1 else f"{count} servers"
                 kept = f"; its last good list ({servers}) stays in use"
-                faults.append(_Fault(one.reason, one.detail + kept))
-            else:
-                faults.append(one)
+            faults.append(_Fault(one.reason, one.detail + kept))
+        self._listed, self._broken = listed, broken
         return listed, faults
+
+    def _seen(self, path: str, text: str | _Fault) -> _Listed | _Fault | None:
+        """What is known of a file of this content without parsing it."""
+        if isinstance(text, _Fault):
+            return text
+        digest = _digest(text)
+        if path in self._listed and self._listed[path].digest == digest:
+            return self._listed[path]
+        return self._broken[path][1] if path in self._broken and self._broken[path][0] == digest else None
 
     def _paths(self, known: dict[str, _Listed]) -> tuple[list[str], list[_Fault]]:
         """The files that there are, and those that were."""
@@ -118,16 +132,32 @@ class FileDiscovery:
         faults = []
         for pattern in self.settings.files:
             matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207  an absolute pattern, which Path.glob does not take
-            if not matches and not known:
+            if not matches and not any(PurePath(path).match(pattern) for path in known):
                 faults.append(_Fault(FailureReason.NOT_FOUND, f"no file matches {pattern}"))
             paths += matches
         return list(dict.fromkeys((*paths, *known))), faults
 
-    def _parse(self, path: str, text: str) -> _Listed | _Fault:
+    def _parse(self, path: str, text: str, room: int, begun_until: float) -> _Listed | _Fault:
+        if _text(path) != text:
+            return _Fault(FailureReason.BAD_ANSWER, f"{path} is being written")
+        if time.monotonic() > begun_until:
+            # What was read is remembered, so the next question comes further.
+            return _Fault(FailureReason.TIMEOUT, f"{path} is not read yet: the others took so long")
+        as_json = path.endswith(".json")
+        if not as_json and len(text) > MAX_YAML_BYTES:
+            most = f"{MAX_YAML_BYTES // 1024} KiB"
+            detail = (
+                f"{path} is larger than {most}, the most for YAML, which is slow to read; write it as JSON"
+            )
+            return _Fault(FailureReason.TOO_LARGE, detail)
         try:
-            groups = parse_target_groups(text, as_json=path.endswith(".json"))
+            groups = parse_target_groups(text, as_json=as_json)
         except BadTargetsError as error:
-            return _Fault(FailureReason.BAD_ANSWER, f"{path} {error}")
+            return _Fault(FailureReason.BAD_ANSWER, f"{path} {error}", lasts=True)
+        count = sum(len(group.targets) for group in groups)
+        if count > room:
+            detail = f"{path} holds {count} targets, with which the files list more than {MAX_TARGETS}"
+            return _Fault(FailureReason.TOO_LARGE, detail)
         return _Listed(_digest(text), *make_replicas(groups, self.settings.replica))
 
 

@@ -64,7 +64,7 @@ class HttpDiscovery:
             try:
                 # Thousands of targets take a second, for which nobody else is to wait.
                 read = await self._files.read(
-                    f"{self.name} {digest.hex()}",
+                    f"{self.name} {id(self)} {digest.hex()}",
                     partial(self._read, answer.body),
                     timeout_seconds=PARSE_SECONDS,
                 )

@@ -77,7 +77,10 @@ def _group(index: int, group: object) -> TargetGroup:
     odd = next((key for key in group if key not in ("targets", "labels")), None)
     if odd is not None:
         raise BadTargetsError(f"{place} has the key {str(odd)[:40]!r}; only `targets` and `labels` are known")
-    targets, labels = group.get("targets"), group.get("labels", {})
+    targets, labels = group.get("targets"), group.get("labels")
+    if labels is None or labels == "":
+        # What is written as nothing, in JSON and in YAML, is nothing to Prometheus too.
+        labels = {}
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise BadTargetsError(f"{place} needs `targets`, a list of texts (`[host:port]`)")
     if not isinstance(labels, dict) or not all(map(_is_label, labels.items())):
