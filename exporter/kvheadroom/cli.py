@@ -98,7 +98,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="kvheadroom",
         description="KV-cache headroom of running vLLM servers: how many sessions fit, how many more fit now, "
         "and how far the live engine is from the analytic prediction.",
-        epilog="Start with `kvheadroom demo` (no vLLM needed), then `kvheadroom serve --target http://host:8000`.",
+        epilog="Start with `kvheadroom demo` (no vLLM needed), then `kvheadroom serve` on a machine that runs vLLM, or "
+        "`kvheadroom serve --target http://host:8000`.",
     )
     parser.add_argument("--version", action="version", version=f"kvheadroom {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=VllmFlagsParser)
@@ -117,7 +118,10 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         help="watch vLLM servers and export what they have left",
         description="The daemon: scrapes vLLM servers, compares the KV pool with the prediction, and serves\n"
         "/metrics for Prometheus, / for people, /api/v1/status as JSON, /-/healthy and /-/ready.",
-        epilog="One target needs nothing else: the release comes from /version, the model's folder and\n"
+        epilog="Without --target and --config the vLLM servers that run on this machine are found in the table\n"
+        "of processes, with their ports, model folders and flags, and watched as they come and go.\n"
+        "Those of other users need root, their user, or CAP_SYS_PTRACE; in a container --pid=host.\n\n"
+        "One target needs nothing else: the release comes from /version, the model's folder and\n"
         "max_model_len from /v1/models, flags from the engine's own metrics. What cannot be known\n"
         "that way is named on the page, with the line of the config file that gives it.\n\n"
         "config file (YAML):\n"
@@ -140,7 +144,8 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "    - files: [/etc/vllm/*.yml]\n"
         "      replica: {gpu: B200}       # what they have in common\n"
         "  http_sd_configs:\n"
-        "    - url: http://inventory/vllm\n\n"
+        "    - url: http://inventory/vllm\n"
+        "  process_discovery: {}          # and the servers of this machine\n\n"
         "SIGHUP reads the file again; a file with a fault changes nothing. `kvheadroom check` tries one first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -154,7 +159,8 @@ def _add_check(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "check",
         help="validate a config, reach every source once, and say what is missing",
         description="Validates the config, reaches every source of every replica once, and prints what each gives, "
-        "what is assumed, and what is missing with the line to add.",
+        "what is assumed, and what is missing with the line to add. Without --target and --config: of the vLLM "
+        "servers that run on this machine.",
         epilog="exit code: 0 all there, 1 something is missing or failed, 2 the config is wrong",
     )
     _add_what_to_watch(check)
