@@ -229,8 +229,8 @@ def test_every_config_in_the_readme_is_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     configs = [block for block in blocks if "replicas:" in block or "sd_configs:" in block]
     told = [validate_config(yaml.safe_load(block), "README.md") for block in configs]
-    assert [len(config.replicas) for config in told] == [2, 0, 5]
-    assert [config.discovers for config in told] == [False, True, False]
+    assert [len(config.replicas) for config in told] == [2, 0, 2, 5]
+    assert [config.discovers for config in told] == [False, True, False, False]
 
 
 def test_servers_of_this_machine_are_found_where_the_config_says_so(tmp_path: Path) -> None:

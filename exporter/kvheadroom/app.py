@@ -23,6 +23,7 @@ from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
 from kvheadroom.discovery.configured import sources_of
 from kvheadroom.discovery.watched import MAX_REPLICAS, Discoveries, Target, merge, tell_left_out
+from kvheadroom.gpu_exporters import GpuExporters
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.gpu_sampler import GpuSampler
 from kvheadroom.monitor.sampler import ReplicaSampler
@@ -85,6 +86,7 @@ class Watch:
         self._static: tuple[Target, ...] = ()
         self._start = False
         self._discoveries = Discoveries(files, self._sources_were_asked)
+        self._gpu_exporters = GpuExporters(session, files, self.board.publish_exporters)
         self._clashes: dict[str, tuple[str, ...]] = {}
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
@@ -107,6 +109,7 @@ class Watch:
             sources_of(config, self._session, self._files, self._proc), len(self._static), start=start
         )
         self._watch(config)
+        self._gpu_exporters.set_exporters(config.dcgm_exporters, start=start)
         return self.samplers
 
     @property
@@ -117,6 +120,10 @@ class Watch:
     async def find_replicas(self) -> None:
         """Ask every source of replicas once, by hand."""
         await self._discoveries.ask_all()
+
+    async def read_remote_gpus(self) -> None:
+        """Ask every DCGM-exporter once, by hand."""
+        await self._gpu_exporters.ask_all()
 
     def _sources_were_asked(self, changed: bool) -> None:  # noqa: FBT001  a callback of one argument
         if changed and self._config is not None:
@@ -148,7 +155,7 @@ class Watch:
         settings = {
             name: (
                 # Which GPUs serve it and what it is called change nothing in how it is sampled.
-                target.replica.model_copy(update={"gpus": (), "labels": {}}),
+                target.replica.model_copy(update={"gpus": (), "pod": None, "labels": {}}),
                 target.endpoint,
                 config.scrape_interval,
                 config.session_tokens,
@@ -202,6 +209,7 @@ class Watch:
                 replica=name,
                 url=target.replica.url,
                 gpus=target.replica.gpus,
+                pod=target.replica.pod,
                 on_cpu=_is_on_cpu(target.replica),
             )
             for name, target in targets.items()
@@ -221,7 +229,7 @@ class Watch:
         """Put a reading of this machine's GPUs on the board, joined to the replicas that they serve."""
         # A reading may be as old as its deadline when it comes, and is no less current for that.
         slowest = max(self._interval_seconds, GPU_SECONDS)
-        self.board.publish_gpus(reading, slowest, self._claims)
+        self.board.publish_gpus(reading, slowest)
         self.gpus_read.set()
 
     async def sample_gpus(self) -> None:
@@ -247,6 +255,7 @@ class Watch:
     async def close(self) -> None:
         """End every sampler and every source of replicas."""
         await self._discoveries.close()
+        await self._gpu_exporters.close()
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:
             task.cancel()
@@ -358,7 +367,8 @@ async def check(config: Config) -> FleetAssessment:
         gpus = asyncio.create_task(watch.sample_gpus())
         try:
             await asyncio.gather(
-                *(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in watch.samplers)
+                *(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in watch.samplers),
+                watch.read_remote_gpus(),
             )
             # At its deadline the sampler publishes a timeout, so this ends.
             await watch.gpus_read.wait()

@@ -145,7 +145,9 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "      replica: {gpu: B200}       # what they have in common\n"
         "  http_sd_configs:\n"
         "    - url: http://inventory/vllm\n"
-        "  process_discovery: {}          # and the servers of this machine\n\n"
+        "  process_discovery: {}          # and the servers of this machine\n"
+        "  dcgm_exporters:                # GPUs of other machines, for `gpus: [UUID]` or `pod: namespace/name`\n"
+        "    - url: http://host:9400\n\n"
         "SIGHUP reads the file again; a file with a fault changes nothing. `kvheadroom check` tries one first.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

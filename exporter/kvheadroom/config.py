@@ -44,7 +44,8 @@ _NO_REPLICA = (
     "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`, or `process_discovery: {}` for the "
     "servers of this machine"
 )
-_GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8,}/\d{1,3}/\d{1,3})")
+_GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8,}/\d{1,3}(?:/\d{1,3})?)")
+_POD = re.compile(r"[a-z0-9][a-z0-9-]{0,62}/[a-z0-9][a-z0-9.-]{0,252}\*?")
 MOST_GPUS_HERE = 256
 """Indices of one machine's GPUs are below."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
@@ -113,6 +114,14 @@ def _gpu_name(value: object) -> object:
         f"{str(value)[:80]!r} is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, "
         "e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"
     )
+
+
+def _pod(value: str) -> str:
+    if not _POD.fullmatch(value):
+        raise ValueError(
+            f"{value[:80]!r} is no pod; write namespace/name, with a * at its end for a name that goes on"
+        )
+    return value
 
 
 def _each_once(values: tuple[str | int, ...]) -> tuple[str | int, ...]:
@@ -191,6 +200,7 @@ class ReplicaConfig(ServerFacts, AccessSettings):
     """One vLLM server."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    pod: Annotated[str, AfterValidator(_pod)] | None = None
 
     @property
     def replica(self) -> str:
@@ -251,6 +261,18 @@ class ProcessDiscoveryConfig(Strict):
     replica: LocalTemplate = LocalTemplate()
 
 
+class DcgmExporter(PageSettings):
+    """A DCGM-exporter that tells of GPUs of another machine."""
+
+    refresh_interval: Duration = 15.0
+
+    @property
+    def path(self) -> str:
+        """What is asked for there; /metrics where only the server is named."""
+        path = super().path
+        return "/metrics" if path == "/" else path
+
+
 class Config(Strict):
     """The whole configuration."""
 
@@ -261,6 +283,7 @@ class Config(Strict):
     file_sd_configs: Annotated[tuple[FileSdConfig, ...], Field(max_length=20)] = ()
     http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()
     process_discovery: Annotated[ProcessDiscoveryConfig | None, BeforeValidator(_given)] = None
+    dcgm_exporters: Annotated[tuple[DcgmExporter, ...], Field(max_length=500)] = ()
 
     @property
     def discovers(self) -> bool:
@@ -419,6 +442,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     "file_sd_configs": FileSdConfig,
     "process_discovery": ProcessDiscoveryConfig,
     "http_sd_configs": HttpSdConfig,
+    "dcgm_exporters": DcgmExporter,
     "replica": ReplicaTemplate,
     "flags": VllmFlags,
 }

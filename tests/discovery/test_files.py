@@ -59,7 +59,7 @@ def test_json_and_yaml_of_prometheus_are_read_and_the_template_stands_under_each
     (tmp_path / "b.yml").write_text(
         "- targets: ['gpu-3:8443']\n"
         "  labels: {rack: 12, answer: yes, none: '', __scheme__: https, __metrics_path__: /models/a/metrics}\n"
-        "- labels: {team: chat, __replica__: llama-b}\n  targets: [gpu-4:8000]\n"
+        "- labels: {team: chat, __replica__: llama-b, __pod__: vllm/llama-b-*}\n  targets: [gpu-4:8000]\n"
     )
     found = find(
         source(
@@ -86,6 +86,7 @@ def test_json_and_yaml_of_prometheus_are_read_and_the_template_stands_under_each
         ),
         ("llama-b", "http://gpu-4:8000", {"site": "x", "team": "chat"}),
     ]
+    assert [one.pod for one in found.replicas] == [None, None, None, None, "vllm/llama-b-*"]
     assert {one.gpu for one in found.replicas} == {"H100"}
     assert {one.flags.tensor_parallel_size for one in found.replicas} == {4}
 

@@ -26,6 +26,7 @@ from kvheadroom.capacity.gpu_assignment import (
 )
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, XidCount
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
+from kvheadroom.capacity.remote_gpus import ExporterStatus, Pod, RemoteGpu, RemoteGpus
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.conftest import capture
@@ -170,6 +171,64 @@ def fleet() -> FleetAssessment:
                 others=(OthersMemory("GPU-aaaaaaaa", "hub", 5 * 2**30),),
             ),
             failures_total=((GpuFailureReason.LOST, 3),),
+        ),
+        remote_gpus=RemoteGpus(
+            exporters=(
+                ExporterStatus(
+                    source="dcgm_exporters[0]",
+                    url="http://node-1:9400/metrics",
+                    interval_seconds=15.0,
+                    taken_at=NOW - 3,
+                ),
+                ExporterStatus(
+                    source="dcgm_exporters[1]",
+                    url="http://node-2:9400/metrics",
+                    interval_seconds=15.0,
+                    failure=SourceFailure(
+                        "dcgm_exporters[1]",
+                        FailureReason.REFUSED,
+                        "GET http://node-2:9400/metrics: <nothing> listens there",
+                    ),
+                    failures_total=((FailureReason.REFUSED, 2),),
+                ),
+            ),
+            gpus=(
+                RemoteGpu(
+                    gpu="GPU-20202020",
+                    source="dcgm_exporters[0]",
+                    name="NVIDIA <H100> 80GB HBM3",
+                    index=0,
+                    host="node-1",
+                    total_bytes=81_559 * 2**20,
+                    reserved_bytes=551 * 2**20,
+                    used_bytes=70_000 * 2**20,
+                    free_bytes=11_008 * 2**20,
+                    pods=(Pod("vllm", "chat-0"),),
+                    last_xid=31,
+                    changed_at=NOW - 40,
+                ),
+                RemoteGpu(
+                    gpu="MIG-GPU-30303030/3",
+                    source="dcgm_exporters[0]",
+                    name="NVIDIA A100",
+                    host="node-1",
+                    used_bytes=3 * 2**20,
+                    free_bytes=9_000 * 2**20,
+                    unknown=("its total is not known",),
+                    parent="GPU-30303030",
+                    gpu_instance=3,
+                    changed_at=NOW - 3,
+                ),
+            ),
+            failures=(GpuFailure("GPU-40404040", GpuFailureReason.LOST, "GPU-40404040: told of no more"),),
+            runs=GpuAssignments(
+                assigned=(
+                    Assignment("GPU-20202020", "down", "pod"),
+                    Assignment("GPU-40404040", "gqa", "config"),
+                ),
+                not_here=(NotHere("GPU-50505050", "down", "is told of by no exporter"),),
+                unassigned=(Unassigned("new", "no exporter tells of a GPU of the pod vllm/new"),),
+            ),
         ),
         reload=ReloadStatus(last_success_at=NOW - 3600, fault="/etc/kvheadroom.yaml: replicas[0].url: no"),
         targets=(

@@ -149,9 +149,12 @@ def test_memory_that_a_sleeping_engine_takes_back_is_free_for_nobody() -> None:
     body, _ = exposition(withhold_stale(asleep, NOW), NOW, "")
     free = {labels for name, labels in samples(body.decode()) if name.endswith("_memory_free_bytes")}
     # GPU-aaaaaaaa serves the sleeping replica and another one.
-    assert {dict(labels)["gpu"] for labels in free} == {"GPU-bbbbbbbb", "GPU-10101010", "MIG-dddddddd"}
+    assert {dict(labels)["gpu"] for labels in free} == {
+        *("GPU-bbbbbbbb", "GPU-10101010", "MIG-dddddddd"),
+        *("GPU-20202020", "MIG-GPU-30303030/3"),
+    }
     used = [name for name, _ in samples(body.decode()) if name.endswith("_memory_used_bytes")]
-    assert len(used) == 5
+    assert len(used) == 7
     html = render_page(withhold_stale(asleep, NOW), NOW, None)
     assert html.count("<td>an engine sleeps</td>") == 2
     report = status_report(withhold_stale(asleep, NOW), NOW, None)

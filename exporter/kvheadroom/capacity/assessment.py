@@ -11,7 +11,7 @@ from enum import StrEnum
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.gpu_assignment import GpuAssignments
+from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
 from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
 from kvheadroom.capacity.observation import Observation, observe
@@ -23,6 +23,7 @@ from kvheadroom.capacity.readings import (
     ProblemReason,
     SourceFailure,
 )
+from kvheadroom.capacity.remote_gpus import RemoteGpu, RemoteGpus
 from kvheadroom.capacity.sessions import SessionCapacity, count_sessions
 
 STALE_AFTER_TICKS = 3
@@ -234,7 +235,8 @@ class FleetAssessment:
 
     Attributes:
         reload: None when there is no config file.
-        gpus: None before the first reading, or when nobody asked for one.
+        gpus: of this machine; None before the first reading, or when nobody asked for one.
+        remote_gpus: of other machines.
         targets: the replicas by where they come from, and the operator's labels of each.
         discoveries: the sources of replicas that come and go.
     """
@@ -242,14 +244,34 @@ class FleetAssessment:
     replicas: tuple[ReplicaAssessment, ...]
     reload: ReloadStatus | None = None
     gpus: GpuAssessment | None = None
+    remote_gpus: RemoteGpus = RemoteGpus()
     targets: tuple[WatchedTarget, ...] = ()
     discoveries: tuple[DiscoveryStatus, ...] = ()
 
-    def free_bytes(self, gpu: GpuSnapshot) -> int | None:
-        """Memory of a GPU that is there to be used; None while an engine on it sleeps, which takes it back as it wakes."""
+    @property
+    def all_gpus(self) -> tuple[GpuSnapshot | RemoteGpu, ...]:
+        """Every GPU that gave numbers, of this machine first."""
+        return (*(() if self.gpus is None else self.gpus.reading.gpus), *self.remote_gpus.gpus)
+
+    def assignments(self) -> tuple[Assignment, ...]:
+        """Which replicas the GPUs serve, as far as it is known."""
+        return (*(() if self.gpus is None else self.gpus.runs.assigned), *self.remote_gpus.runs.assigned)
+
+    def served(self) -> dict[str, list[str]]:
+        """The replicas on each GPU of which any is known."""
+        served: dict[str, list[str]] = {}
+        for one in self.assignments():
+            served.setdefault(one.gpu, []).append(one.replica)
+        return served
+
+    def gpus_asleep(self) -> frozenset[str]:
+        """GPUs on which an engine sleeps: what is free there, it takes back as it wakes."""
         asleep = {replica.replica for replica in self.replicas if replica.sleeps}
-        serves = () if self.gpus is None else self.gpus.replicas_of(gpu.gpu)
-        return None if asleep.intersection(serves) else gpu.free_bytes
+        return frozenset(one.gpu for one in self.assignments() if one.replica in asleep)
+
+    def free_bytes(self, gpu: GpuSnapshot | RemoteGpu) -> int | None:
+        """Memory of a GPU that is there to be used; None while an engine on it sleeps."""
+        return None if gpu.gpu in self.gpus_asleep() else gpu.free_bytes
 
 
 def assess(
@@ -286,12 +308,18 @@ def contradictions(engines: tuple[Assessment, ...]) -> tuple[PageProblem, ...]:
 
 def withhold_stale(fleet: FleetAssessment, now: float) -> FleetAssessment:
     """The fleet as it may be shown at `now`: numbers older than three ticks are not shown as current."""
+    silent = {
+        one.source: f"{one.source} has given no numbers for {now - one.taken_at:,.0f} s"
+        for one in fleet.remote_gpus.exporters
+        if one.taken_at is not None and _is_old(one.taken_at, now, one.interval_seconds)
+    }
     gpus = fleet.gpus
     if gpus is not None and _is_old(gpus.reading.taken_at, now, gpus.interval_seconds):
         gpus = None
     return replace(
         fleet,
         gpus=gpus,
+        remote_gpus=fleet.remote_gpus.without(silent) if silent else fleet.remote_gpus,
         replicas=tuple(
             replace(replica, engines=(), problems=(), lost_metrics=(), scrape_duration_seconds=None)
             if is_stale(replica, now)

@@ -13,12 +13,14 @@ class GpuClaim:
     Attributes:
         gpus: as written: a UUID, the first part of one, a MIG device's old name (`MIG-GPU-.../3/0`), or the index in
             the driver's order, which is that of PCI addresses. Empty: the config says nothing.
+        pod: `namespace/name` of its pod, where the config says it; with a `*` at the end, the beginning of its name.
         on_cpu: the config says that it runs on none.
     """
 
     replica: str
     url: str
     gpus: tuple[str | int, ...] = ()
+    pod: str | None = None
     on_cpu: bool = False
 
 
@@ -27,12 +29,13 @@ class Assignment:
     """One GPU, or MIG device, that serves one replica.
 
     Attributes:
-        by: `config` when the operator says so, `process` when the driver lists a process of the server on it.
+        by: `config` when the operator says so, `process` when the driver lists a process of the server on it, `pod` when
+            a DCGM-exporter says that it is given to the pod that the operator names.
     """
 
     gpu: str
     replica: str
-    by: Literal["config", "process"]
+    by: Literal["config", "process", "pod"]
 
 
 @dataclass(frozen=True, slots=True)

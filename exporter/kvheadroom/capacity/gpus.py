@@ -28,6 +28,8 @@ class GpuFailureReason(StrEnum):
     BAD_ANSWER = "bad_answer"
     """The driver answered, with numbers that cannot be."""
     TIMEOUT = "timeout"
+    EXPORTER_DOWN = "exporter_down"
+    """The DCGM-exporter that told of it gives no numbers any more."""
     UNKNOWN = "unknown"
     INTERNAL = "internal"
 

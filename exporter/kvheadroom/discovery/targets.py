@@ -68,6 +68,8 @@ def _own(target: str, labels: dict[str, str], template: ReplicaTemplate) -> dict
     }
     if "__replica__" in labels:
         own["name"] = labels["__replica__"]
+    if "__pod__" in labels:
+        own["pod"] = labels["__pod__"]
     return own
 
 

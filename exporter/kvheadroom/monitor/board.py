@@ -12,6 +12,7 @@ from kvheadroom.capacity.assessment import (
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
 from kvheadroom.capacity.gpus import GpuFailureReason, GpuReading
+from kvheadroom.capacity.remote_gpus import ExporterStatus, join_remote, known_elsewhere
 
 
 class Board:
@@ -23,6 +24,11 @@ class Board:
         self._published = False
         """Whether a replica has published since the fleet was put together."""
         self._gpu_failures: Counter[GpuFailureReason] = Counter()
+        self._gpus: GpuAssessment | None = None
+        self._exporters: tuple[ExporterStatus, ...] = ()
+        self._claims: tuple[GpuClaim, ...] = ()
+        self._joined = True
+        """Whether the fleet knows the latest of the GPUs."""
 
     @property
     def fleet(self) -> FleetAssessment:
@@ -30,6 +36,9 @@ class Board:
         if self._published:
             self._fleet = replace(self._fleet, replicas=tuple(self._latest.values()))
             self._published = False
+        if not self._joined:
+            self._join_gpus()
+            self._joined = True
         return self._fleet
 
     def publish(self, replica: ReplicaAssessment) -> None:
@@ -50,27 +59,34 @@ class Board:
         """How the sources of replicas answered."""
         self._fleet = replace(self._fleet, discoveries=discoveries)
 
-    def publish_gpus(
-        self, reading: GpuReading, interval_seconds: float, claims: tuple[GpuClaim, ...]
-    ) -> None:
+    def publish_gpus(self, reading: GpuReading, interval_seconds: float) -> None:
         """The latest reading of this machine's GPUs; its failures are counted."""
         self._gpu_failures.update(failure.reason for failure in reading.failures)
-        self._fleet = replace(
-            self._fleet,
-            gpus=GpuAssessment(
-                reading=reading,
-                interval_seconds=interval_seconds,
-                runs=assign_gpus(claims, reading),
-                failures_total=tuple(sorted(self._gpu_failures.items())),
-            ),
+        self._gpus = GpuAssessment(
+            reading=reading,
+            interval_seconds=interval_seconds,
+            failures_total=tuple(sorted(self._gpu_failures.items())),
         )
+        self._joined = False
+
+    def publish_exporters(self, exporters: tuple[ExporterStatus, ...]) -> None:
+        """What the DCGM-exporters of other machines said last."""
+        self._exporters = exporters
+        self._joined = False
 
     def claim_gpus(self, claims: tuple[GpuClaim, ...]) -> None:
-        """Other claims on the GPUs that were read, after a reload or when replicas came or went."""
-        gpus = self._fleet.gpus
+        """Other claims on GPUs, after a reload or when replicas came or went."""
+        self._claims = claims
+        self._joined = False
+
+    def _join_gpus(self) -> None:
+        """Join what is known of all GPUs to the replicas that they serve."""
+        gpus = self._gpus
+        remote = join_remote(self._claims, self._exporters, None if gpus is None else gpus.reading)
         if gpus is not None:
-            runs = assign_gpus(claims, gpus.reading)
-            self._fleet = replace(self._fleet, gpus=replace(gpus, runs=runs))
+            runs = assign_gpus(self._claims, gpus.reading)
+            gpus = replace(gpus, runs=known_elsewhere(runs, remote.runs))
+        self._fleet = replace(self._fleet, gpus=gpus, remote_gpus=remote)
 
     def set_reload(self, reload: ReloadStatus) -> None:
         """How the config file was loaded."""

@@ -9,7 +9,8 @@ from kvheadroom.capacity.assessment import (
     ReplicaAssessment,
 )
 from kvheadroom.capacity.discovery import DiscoveryStatus
-from kvheadroom.capacity.gpu_assignment import Assignment
+from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
+from kvheadroom.capacity.remote_gpus import RemoteGpus
 from kvheadroom.outputs.numbers import count, seconds, signed, size
 
 
@@ -20,6 +21,18 @@ def is_complete(fleet: FleetAssessment) -> bool:
         and all(_is_complete(replica) for replica in fleet.replicas)
         and all(source.up and not source.left_out for source in fleet.discoveries)
         and not (fleet.gpus is not None and (fleet.gpus.reading.failures or fleet.gpus.runs.not_here))
+        and _is_told(fleet.remote_gpus)
+    )
+
+
+def _is_told(remote: RemoteGpus) -> bool:
+    """Whether every exporter answered, and every GPU that the config means is known by its memory."""
+    return (
+        all(one.taken_at is not None and one.failure is None for one in remote.exporters)
+        and not remote.failures
+        and not remote.runs.not_here
+        and not remote.runs.unassigned
+        and not any(gpu.unknown for gpu in remote.gpus)
     )
 
 
@@ -51,6 +64,7 @@ def check_report(fleet: FleetAssessment) -> Iterator[str]:
         yield from _discovery(discovery)
     if fleet.gpus is not None:
         yield from _gpus(fleet, fleet.gpus)
+    yield from _remote_gpus(fleet)
     complete = sum(_is_complete(replica) for replica in fleet.replicas)
     yield f"{complete} of {len(fleet.replicas)} replicas complete"
 
@@ -110,7 +124,15 @@ def _engine(engine: Assessment) -> Iterator[str]:
 
 
 def _how_known(one: Assignment) -> str:
-    return one.replica if one.by == "config" else f"{one.replica} (its processes are on it)"
+    return (
+        one.replica
+        + {"config": "", "process": " (its processes are on it)", "pod": " (its pod has it)"}[one.by]
+    )
+
+
+def _serves(assigned: tuple[Assignment, ...], gpu: str) -> str:
+    serves = ", ".join(_how_known(one) for one in assigned if one.gpu == gpu)
+    return serves or "no replica (give it to one with `gpus: [UUID]`)"
 
 
 def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> Iterator[str]:
@@ -119,8 +141,7 @@ def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> Iterator[str]:
     else:
         yield f"GPUs of this machine: {len(gpus.reading.gpus)} read"
     for gpu in gpus.reading.gpus:
-        serves = ", ".join(_how_known(one) for one in gpus.runs.assigned if one.gpu == gpu.gpu)
-        serves = serves or "no replica (give it to one with `gpus: [UUID]`)"
+        serves = _serves(gpus.runs.assigned, gpu.gpu)
         free = fleet.free_bytes(gpu)
         told = "free memory not told, an engine sleeps" if free is None else f"{size(free)} free"
         yield _row("gpu", f"{gpu.gpu} {gpu.name}, {told}, serves {serves}")
@@ -130,8 +151,34 @@ def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> Iterator[str]:
         yield _row("gpu", f"FAILED, {failure.reason}: {failure.detail}")
     for divided in gpus.empty_divided():
         yield _row("gpu", f"{divided} is in MIG mode, and no MIG device of it can be read")
-    for missing in gpus.runs.not_here:
-        yield _row("gpu", f"MISSING, {missing.gpu} of replica {missing.replica} {missing.why}")
-    for unassigned in gpus.runs.unassigned:
-        yield _row("gpus", f"of replica {unassigned.replica} not known: {unassigned.why}")
+    yield from _not_assigned(gpus.runs)
     yield ""
+
+
+def _remote_gpus(fleet: FleetAssessment) -> Iterator[str]:
+    remote = fleet.remote_gpus
+    for one in remote.exporters:
+        yield f"{one.source}  {one.url}: {'1 GPU' if len(one.gpus) == 1 else f'{len(one.gpus)} GPUs'}"
+        if one.failure is not None:
+            yield _row("", f"FAILED, {one.failure.reason}: {one.failure.detail}")
+    for gpu in remote.gpus:
+        free = fleet.free_bytes(gpu)
+        told = "free memory not told" if free is None else f"{size(free)} free"
+        told += ", an engine sleeps" if free is None and gpu.free_bytes is not None else ""
+        where = f" on {gpu.host}" if gpu.host else ""
+        serves = _serves(remote.runs.assigned, gpu.gpu)
+        yield _row("gpu", f"{gpu.gpu} {gpu.name}{where}, {told}, serves {serves}")
+        for sentence in gpu.unknown:
+            yield _row("", f"  {sentence}")
+    for failure in remote.failures:
+        yield _row("gpu", f"FAILED, {failure.reason}: {failure.detail}")
+    yield from _not_assigned(remote.runs)
+    if remote.exporters:
+        yield ""
+
+
+def _not_assigned(runs: GpuAssignments) -> Iterator[str]:
+    for missing in runs.not_here:
+        yield _row("gpu", f"MISSING, {missing.gpu} of replica {missing.replica} {missing.why}")
+    for unassigned in runs.unassigned:
+        yield _row("gpus", f"of replica {unassigned.replica} not known: {unassigned.why}")

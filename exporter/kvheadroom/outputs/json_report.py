@@ -11,6 +11,8 @@ from kvheadroom.capacity.assessment import (
     is_stale,
 )
 from kvheadroom.capacity.facts import EngineFacts, Fact
+from kvheadroom.capacity.gpu_assignment import GpuAssignments
+from kvheadroom.capacity.gpus import GpuFailure
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 
 
@@ -53,6 +55,7 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
             for one in fleet.discoveries
         ],
         "gpus": None if fleet.gpus is None else _gpus(fleet, fleet.gpus),
+        "remote_gpus": _remote_gpus(fleet),
     }
 
 
@@ -145,11 +148,8 @@ def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> dict[str, Any]:
             }
             for gpu in gpus.reading.gpus
         ],
-        "failures": [
-            {"gpu": failure.gpu, "reason": str(failure.reason), "detail": failure.detail}
-            for failure in gpus.reading.failures
-        ],
         "divided": list(gpus.reading.divided),
+        **_failures_and_runs(gpus.reading.failures, gpus.runs),
         "assigned": [
             {
                 "replica": one.replica,
@@ -159,8 +159,57 @@ def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> dict[str, Any]:
             }
             for one in gpus.runs.assigned
         ],
-        "not_here": [{"replica": one.replica, "gpu": one.gpu, "why": one.why} for one in gpus.runs.not_here],
-        "unassigned": [{"replica": one.replica, "why": one.why} for one in gpus.runs.unassigned],
+    }
+
+
+def _remote_gpus(fleet: FleetAssessment) -> dict[str, Any]:
+    remote, served, asleep = fleet.remote_gpus, fleet.served(), fleet.gpus_asleep()
+    return {
+        "exporters": [
+            {
+                "source": one.source,
+                "url": one.url,
+                "up": one.failure is None if one.attempted else None,
+                "taken_at": one.taken_at,
+                "reason": None if one.failure is None else str(one.failure.reason),
+                "detail": None if one.failure is None else one.failure.detail,
+            }
+            for one in remote.exporters
+        ],
+        "gpus": [
+            {
+                "gpu": gpu.gpu,
+                "source": gpu.source,
+                "name": gpu.name,
+                "index": gpu.index,
+                "host": gpu.host,
+                "parent": gpu.parent,
+                "gpu_instance": gpu.gpu_instance,
+                "pods": [str(pod) for pod in gpu.pods],
+                "replicas": served.get(gpu.gpu, []),
+                "total_bytes": gpu.total_bytes,
+                "reserved_bytes": gpu.reserved_bytes,
+                "used_bytes": gpu.used_bytes,
+                "free_bytes": None if gpu.gpu in asleep else gpu.free_bytes,
+                "unknown": list(gpu.unknown),
+                "last_xid": gpu.last_xid,
+                "changed_at": gpu.changed_at,
+            }
+            for gpu in remote.gpus
+        ],
+        **_failures_and_runs(remote.failures, remote.runs),
+    }
+
+
+def _failures_and_runs(failures: tuple[GpuFailure, ...], runs: GpuAssignments) -> dict[str, Any]:
+    return {
+        "failures": [
+            {"gpu": failure.gpu, "reason": str(failure.reason), "detail": failure.detail}
+            for failure in failures
+        ],
+        "assigned": [{"replica": one.replica, "gpu": one.gpu, "by": one.by} for one in runs.assigned],
+        "not_here": [{"replica": one.replica, "gpu": one.gpu, "why": one.why} for one in runs.not_here],
+        "unassigned": [{"replica": one.replica, "why": one.why} for one in runs.unassigned],
     }
 
 

@@ -232,7 +232,7 @@ SOURCE_UP = Metric(
     ("replica", "source"),
     "1 if the source answered usefully when last asked, else 0: metrics, version, models, model_files of a "
     "replica (facts: 0 after a fault of kvheadroom in finding them). With an empty replica: nvml of this machine (absent where "
-    "there is no NVIDIA driver), and each source of replicas by its place in the config (file_sd_configs[0]): 0 while any of it "
+    "there is no NVIDIA driver), each DCGM-exporter (dcgm_exporters[0]), and each source of replicas by its place in the config (file_sd_configs[0]): 0 while any of it "
     "cannot be read; the replicas of its last good list stay.",
 )
 SOURCE_FAILURES = Metric(
@@ -305,23 +305,25 @@ GPU_LABELS = ("replica", "gpu")
 GPU_INFO = Metric(
     "gpu_info",
     "gauge",
-    ("gpu", "name", "index", "parent", "gpu_instance", "compute_instance", "memory"),
+    ("gpu", "name", "index", "parent", "gpu_instance", "compute_instance", "memory", "source", "host"),
     "1; the labels tell what the GPU is: the driver's index (PCI order), of a MIG device its parent and instances (else "
-    "empty), and how its memory is counted: v2, v1 (what is reserved counts as used), or host (the GPU has no memory but "
-    "the host's, so /proc/meminfo tells).",
+    "empty), how its memory is counted: v2, v1 (what is reserved counts as used), or host (the GPU has no memory but "
+    "the host's, so /proc/meminfo tells), and who tells of it: nvml (this machine's driver), or a DCGM-exporter by its place in "
+    "the config (dcgm_exporters[0]) with the name of its machine.",
 )
 GPU_ASSIGNMENT = Metric(
     "gpu_assignment",
     "gauge",
     (*GPU_LABELS, "by"),
-    "1 for each GPU or MIG device that serves a replica; by tells how that is known: config (gpus of the replica), or "
-    "process (the driver lists a process of the server on it). Absent where nobody knows; the status page tells why.",
+    "1 for each GPU or MIG device that serves a replica; by tells how that is known: config (gpus of the replica), "
+    "process (the driver lists a process of the server on it), or pod (a DCGM-exporter says that the replica's pod has it). Absent where nobody knows; the status page tells why.",
 )
 GPU_TOTAL = Metric(
     "gpu_memory_total_bytes",
     "gauge",
     GPU_LABELS,
     "Memory of the GPU or MIG device as NVML counts it; CUDA's total, which vLLM budgets with, is 0.4 to 1.1 GiB less. "
+    "Of a DCGM-exporter's GPU: free + used + reserved in whole MiB, absent where it does not tell what is reserved. "
     "Of a GPU without memory of its own (gpu_info with memory host): the host's. replica is empty for a GPU that is not "
     "known to serve any; one that serves several has a series for each. A GPU in MIG mode has none, its MIG devices do.",
 )
@@ -329,7 +331,7 @@ GPU_RESERVED = Metric(
     "gpu_memory_reserved_bytes",
     "gauge",
     GPU_LABELS,
-    "Kept by driver and firmware (NVML v2); absent with drivers that count it as used (v1).",
+    "Kept by driver and firmware (NVML v2, DCGM_FI_DEV_FB_RESERVED); absent with drivers that count it as used (v1).",
 )
 GPU_USED = Metric(
     "gpu_memory_used_bytes",
@@ -345,6 +347,13 @@ GPU_FREE = Metric(
     "Free memory of the GPU, NVML (where it is the host's, MemAvailable); absent while an engine on it sleeps, which takes "
     "it back as it wakes.",
 )
+GPU_CHANGED_TIME = Metric(
+    "gpu_memory_changed_timestamp_seconds",
+    "gauge",
+    GPU_LABELS,
+    "Unix time since when the numbers of a DCGM-exporter's GPU stand, as far as kvheadroom saw. DCGM reads a GPU every 30 s "
+    "unless it is told otherwise, so its numbers may be that old when they come.",
+)
 GPU_OTHERS = Metric(
     "gpu_memory_others_bytes",
     "gauge",
@@ -356,14 +365,16 @@ GPU_UP = Metric(
     "gpu_up",
     "gauge",
     GPU_LABELS,
-    "1 if the GPU gave its memory when last read, 0 if it failed (lost, no permission, not supported, ...) or is not here.",
+    "1 if the GPU gave its memory when last read, 0 if it failed (lost, no permission, not supported, ...), its DCGM-exporter "
+    "has been silent for three of its intervals, or it is nowhere.",
 )
 GPU_XIDS = Metric(
     "gpu_xid_errors_total",
     "counter",
     ("gpu", "xid"),
     "Errors that the driver told of, by NVIDIA's Xid number, since kvheadroom's start; of a MIG device where the driver "
-    "tells which, else of the whole GPU. A kind that never came has no series.",
+    "tells which, else of the whole GPU. A kind that never came has no series. None of a DCGM-exporter's GPUs: it tells the last "
+    "one only, no count.",
 )
 REPLICA_STATE = Metric(
     "replica_state",
@@ -414,6 +425,7 @@ CATALOGUE: tuple[Metric, ...] = (
     GPU_RESERVED,
     GPU_USED,
     GPU_FREE,
+    GPU_CHANGED_TIME,
     GPU_OTHERS,
     GPU_UP,
     GPU_XIDS,

@@ -133,6 +133,9 @@ def _other_sources_up(fleet: FleetAssessment) -> Iterator[Sample]:
     # Without a driver there is nothing to be up: a normal state.
     if fleet.gpus is not None and not fleet.gpus.reading.driver_absent:
         yield ("", "nvml"), float(fleet.gpus.failure is None)
+    for exporter in fleet.remote_gpus.exporters:
+        if exporter.attempted:
+            yield ("", exporter.source), float(exporter.failure is None)
     for one in fleet.discoveries:
         if one.attempted:
             yield ("", one.source), float(one.up)
@@ -142,6 +145,9 @@ def _other_sources_failures(fleet: FleetAssessment) -> Iterator[Sample]:
     if fleet.gpus is not None:
         for reason, count in fleet.gpus.failures_total:
             yield ("", "nvml", reason), count
+    for exporter in fleet.remote_gpus.exporters:
+        for why, count in exporter.failures_total:
+            yield ("", exporter.source, why), count
     for one in fleet.discoveries:
         for why, count in one.failures_total:
             yield ("", one.source, why), count
@@ -177,34 +183,51 @@ def _replica_info(fleet: FleetAssessment) -> Iterator[Family]:
 
 def _gpu_memory(field: str) -> Callable[[FleetAssessment], Iterator[Sample]]:
     def samples(fleet: FleetAssessment) -> Iterator[Sample]:
-        for gpu in () if fleet.gpus is None else fleet.gpus.reading.gpus:
-            value = fleet.free_bytes(gpu) if field == "free_bytes" else getattr(gpu, field)
-            if value is not None:
-                for labels in _gpu_labels(fleet, gpu.gpu):
-                    yield labels, value
+        withheld = fleet.gpus_asleep() if field == "free_bytes" else frozenset()
+        values = ((gpu.gpu, getattr(gpu, field)) for gpu in fleet.all_gpus if gpu.gpu not in withheld)
+        yield from _by_gpu(fleet, values)
 
     return samples
 
 
+def _gpu_changed_time(fleet: FleetAssessment) -> Iterator[Sample]:
+    yield from _by_gpu(fleet, ((gpu.gpu, gpu.changed_at) for gpu in fleet.remote_gpus.gpus))
+
+
 def _gpu_up(fleet: FleetAssessment) -> Iterator[Sample]:
-    if fleet.gpus is not None:
-        up = {gpu.gpu: 1.0 for gpu in fleet.gpus.reading.gpus}
-        down = {failure.gpu: 0.0 for failure in fleet.gpus.reading.failures if failure.gpu is not None}
-        for gpu, value in {**up, **down}.items():
-            for labels in _gpu_labels(fleet, gpu):
-                yield labels, value
-        for missing in fleet.gpus.runs.not_here:
-            yield (missing.replica, missing.gpu), 0.0
+    local, remote = fleet.gpus, fleet.remote_gpus
+    failures = (*(() if local is None else local.reading.failures), *remote.failures)
+    up = {gpu.gpu: 1.0 for gpu in fleet.all_gpus}
+    down = {failure.gpu: 0.0 for failure in failures if failure.gpu is not None}
+    yield from _by_gpu(fleet, {**up, **down}.items())
+    for missing in (*(() if local is None else local.runs.not_here), *remote.runs.not_here):
+        yield (missing.replica, missing.gpu), 0.0
+
+
+def _by_gpu(fleet: FleetAssessment, values: Iterable[tuple[str, float | None]]) -> Iterator[Sample]:
+    """A sample for each replica on the GPU; for a GPU that serves none, one without."""
+    served = fleet.served()
+    for gpu, value in values:
+        if value is not None:
+            for replica in served.get(gpu, ("",)):
+                yield (replica, gpu), value
 
 
 def _gpu_info(fleet: FleetAssessment) -> Iterator[Sample]:
     for gpu in () if fleet.gpus is None else fleet.gpus.reading.gpus:
         instances = ("" if one is None else str(one) for one in (gpu.gpu_instance, gpu.compute_instance))
-        yield (gpu.gpu, gpu.name, str(gpu.index), gpu.parent or "", *instances, gpu.accounting), 1.0
+        yield (
+            (gpu.gpu, gpu.name, str(gpu.index), gpu.parent or "", *instances, gpu.accounting, "nvml", ""),
+            1.0,
+        )
+    for one in fleet.remote_gpus.gpus:
+        index, instance = ("" if number is None else str(number) for number in (one.index, one.gpu_instance))
+        labels = (one.gpu, one.name, index, one.parent or "", instance, "", "v2", one.source, one.host or "")
+        yield labels, 1.0
 
 
 def _gpu_assignments(fleet: FleetAssessment) -> Iterator[Sample]:
-    for one in () if fleet.gpus is None else fleet.gpus.runs.assigned:
+    for one in fleet.assignments():
         yield (one.replica, one.gpu, one.by), 1.0
 
 
@@ -216,11 +239,6 @@ def _gpu_others(fleet: FleetAssessment) -> Iterator[Sample]:
 def _gpu_xids(fleet: FleetAssessment) -> Iterator[Sample]:
     for one in () if fleet.gpus is None else fleet.gpus.reading.xids:
         yield (one.gpu, str(one.xid)), one.count
-
-
-def _gpu_labels(fleet: FleetAssessment, gpu: str) -> list[tuple[str, str]]:
-    replicas = () if fleet.gpus is None else fleet.gpus.replicas_of(gpu)
-    return [(replica, gpu) for replica in replicas or ("",)]
 
 
 def _sessions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
@@ -278,6 +296,7 @@ _FLEET_SAMPLES: dict[m.Metric, Callable[[FleetAssessment], Iterator[Sample]]] = 
     m.GPU_RESERVED: _gpu_memory("reserved_bytes"),
     m.GPU_USED: _gpu_memory("used_bytes"),
     m.GPU_FREE: _gpu_memory("free_bytes"),
+    m.GPU_CHANGED_TIME: _gpu_changed_time,
     m.GPU_OTHERS: _gpu_others,
     m.GPU_UP: _gpu_up,
     m.GPU_XIDS: _gpu_xids,

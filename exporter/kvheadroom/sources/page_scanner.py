@@ -80,6 +80,30 @@ def read_line(line: bytes) -> tuple[Series, float]:
     return series, number
 
 
+def read_labels(text: str) -> tuple[dict[str, str], str]:
+    """The labels at the beginning of what follows a metric's name, and the rest of the line.
+
+    Raises:
+        BadLineError: with the fault, for a person.
+    """
+    labels: dict[str, str] = {}
+    if not text.startswith("{"):
+        if text[:1] not in (" ", "\t"):
+            raise BadLineError("no value after the name")
+        return labels, text
+    position = 1
+    while label := _LABEL.match(text, position):
+        value = label[2]
+        if len(value) > MAX_LABEL_CHARACTERS:
+            raise BadLineError(f"its label {label[1]} has {len(value)} characters")
+        labels[label[1]] = _ESCAPE.sub(lambda m: _ESCAPES[m[0]], value) if "\\" in value else value
+        position = label.end()
+    end = text[position:].lstrip()
+    if not end.startswith("}"):
+        raise BadLineError("its labels are not well formed")
+    return labels, end[1:]
+
+
 def number_of(text: str) -> float | None:
     """A number of the exposition format, which "1_000" is not; None for what is none."""
     try:
@@ -97,22 +121,7 @@ def _read_series(raw: bytes) -> tuple[Series, str]:
     found = _NAME.match(line)
     if found is None:
         raise BadLineError("no value after the name")
-    labels: dict[str, str] = {}
-    rest = line[found.end() :]
-    if rest.startswith("{"):
-        position = 1
-        while label := _LABEL.match(rest, position):
-            value = label[2]
-            if len(value) > MAX_LABEL_CHARACTERS:
-                raise BadLineError(f"its label {label[1]} has {len(value)} characters")
-            labels[label[1]] = _ESCAPE.sub(lambda m: _ESCAPES[m[0]], value) if "\\" in value else value
-            position = label.end()
-        end = rest[position:].lstrip()
-        if not end.startswith("}"):
-            raise BadLineError("its labels are not well formed")
-        rest = end[1:]
-    elif rest[:1] not in (" ", "\t"):
-        raise BadLineError("no value after the name")
+    labels, rest = read_labels(line[found.end() :])
     return _series(found[2], labels, by_ray=found[1] is not None), rest
 
 
