@@ -66,7 +66,7 @@ def _runs_on_a_card(replica: ReplicaConfig) -> bool:
 
 def _is_on_cpu(replica: ReplicaConfig) -> bool:
     if replica.gpu is None and isinstance(replica, LocalReplica):
-        return replica.server.command_line.on_cpu
+        return replica.server.command_line.on_cpu or replica.server.is_cpu_build
     return replica.gpu == CPU
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from kvheadroom.capacity.assessment import SourceStatus
 from kvheadroom.capacity.facts import EngineFacts, MissingFact, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
 from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
 from kvheadroom.monitor.sampler import ReplicaSources, Resolution
@@ -67,7 +68,7 @@ class Replica:
         self._model_reader = reader or ModelFilesReader()
         self._local = replica.server if isinstance(replica, LocalReplica) else None
         self._find_card = find_card
-        self._card: str | None = None
+        self._card = CPU if self._local is not None and self._local.is_cpu_build else None
         self._operator = OperatorFacts(
             # What is said to be null is said: it is no longer an assumption.
             flags=replica.flags.model_dump(exclude_unset=True),

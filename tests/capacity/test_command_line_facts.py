@@ -7,6 +7,7 @@ import pytest
 
 from kvheadroom.capacity.command_line import CommandLine
 from kvheadroom.capacity.facts import EngineFacts, Origin
+from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import EchoedFlags
 from tests.capacity.facts_builder import TINY_LLAMA, facts
@@ -112,6 +113,12 @@ def test_the_platform_is_what_the_config_the_command_line_or_this_machine_tells(
     assert local.capability == (9, 0)
     assert local.hbm_bytes is not None
     assert facts(local_gpu="H200", gpu="B200").capability == (10, 0)
+    built = facts(local_gpu=CPU)
+    assert (built.platform.value, built.platform.origin) == ("cpu", Origin.MACHINE)
+    # As a release that calls itself a build for CPUs.
+    called = facts(version="0.33.0+cpu", local_gpu="H200")
+    assert (called.platform.value, called.platform.origin) == ("cpu", Origin.SERVER)
+    assert facts(version="0.33.0+cpu", gpu="H200").platform.value == "cuda"
 
 
 def test_on_a_cpu_the_variable_wins_over_the_flag_of_the_command_line_alone() -> None:

@@ -25,6 +25,7 @@ class Started:
         after_ticks: since the machine's start.
         root: where its `/` is, in mounts of its own; None for ours.
         working: its working folder, as the link shows it.
+        loaded: files that it has loaded, as it sees them.
     """
 
     words: Sequence[str]
@@ -32,6 +33,7 @@ class Started:
     after_ticks: int = 100
     root: Path | None = None
     working: str = "/"
+    loaded: Sequence[str | Path] = ()
 
 
 @dataclass
@@ -98,6 +100,8 @@ class ProcFolder:
         self._link(f"{pid}/ns/mnt", OUR_MOUNTS if started.root is None else f"mnt:[{pid}]")
         self._link(f"{pid}/root", "/" if started.root is None else str(started.root))
         self._link(f"{pid}/cwd", started.working)
+        rows = (f"7f0000000000-7f0000001000 r-xp 00000000 08:01 131 {path}\n" for path in started.loaded)
+        self._text(f"{pid}/maps", "".join(rows) + "7ffc00000000-7ffc00001000 rw-p 00000000 00:00 0 [stack]\n")
 
     def _network(self, folder: str, network: str) -> None:
         for name, version in (("tcp", 4), ("tcp6", 6)):

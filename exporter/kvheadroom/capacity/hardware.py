@@ -21,7 +21,8 @@ def resolve_hardware(
 ) -> Hardware:
     """From the operator's config, else what the server was started as, else the card that this machine has.
 
-    A build for CPUs says so in its version, and takes the CPU for that (`cpu_platform_plugin`, 0.33.0 `platforms/__init__.py`).
+    A release that calls itself a build for CPUs is one. Most such builds say it in their package's version alone, which is
+    vLLM's own rule (`cpu_platform_plugin`, 0.33.0 `platforms/__init__.py`) and only seen on this machine.
     """
     hbm = None if operator.hbm_bytes is None else Fact(operator.hbm_bytes, Origin.CONFIG)
     name, origin = operator.gpu, Origin.CONFIG

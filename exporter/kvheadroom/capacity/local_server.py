@@ -32,6 +32,7 @@ class LocalServer:
         command_line: what decides its cache.
         model: as the server was given it, a folder or a name on the hub; None where it is not clear.
         revision: of a name on the hub.
+        is_cpu_build: its vLLM was built for CPUs.
     """
 
     pid: int
@@ -40,3 +41,4 @@ class LocalServer:
     model: str | None = field(default=None, repr=False)
     revision: str | None = field(default=None, repr=False)
     folders: FolderTree = FolderTree()
+    is_cpu_build: bool = False

@@ -59,8 +59,8 @@ def list_processes(proc: Path) -> ProcessList:
         # Thousands of processes are asked every few seconds: texts, for a Path takes as long as the kernel.
         folder = f"{proc}/{name}"
         try:
-            raw = _read(f"{folder}/cmdline")
-            fields = _after_name(_read(f"{folder}/stat"))
+            raw = read_file(f"{folder}/cmdline")
+            fields = _after_name(read_file(f"{folder}/stat"))
             processes[int(name)] = Process(
                 pid=int(name),
                 parent=int(fields[1]),
@@ -80,7 +80,7 @@ def list_processes(proc: Path) -> ProcessList:
 def read_environment(folder: Path, wanted: frozenset[str]) -> dict[str, str] | None:
     """Of the environment that a process was started with, these variables alone; None where it may not be read."""
     try:
-        raw = _read(str(folder / "environ"))
+        raw = read_file(str(folder / "environ"))
     except OSError:
         return None
     if not raw.strip(b"\0"):
@@ -95,7 +95,7 @@ def read_environment(folder: Path, wanted: frozenset[str]) -> dict[str, str] | N
     return found
 
 
-def _read(path: str) -> bytes:
+def read_file(path: str) -> bytes:
     """A file of the kernel's, as far as 4 MiB.
 
     Raises:

@@ -6,8 +6,8 @@ Nothing of a command line but what `ServerSettings` takes out of it is kept, and
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from kvheadroom.sources.vllm_arguments.config_yaml import (
     read_config_yaml,
 )
 from kvheadroom.sources.vllm_arguments.flag_words import named_config
+from kvheadroom.sources.vllm_builds import is_cpu_build
 from kvheadroom.sources.vllm_launches import Launch, is_engine, launch_of
 
 _FOLDER_VARIABLES = CACHE_VARIABLES | {"HOME", "VLLM_USE_MODELSCOPE"}
@@ -96,16 +97,22 @@ class VllmProcesses:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
+        self._cpu_builds: dict[tuple[int, int], bool] = {}
 
     def scan(self) -> ProcessScan:
         """All servers that there are now."""
-        return _Look(self._proc, list_processes(self._proc)).scan()
+        look = _Look(self._proc, list_processes(self._proc), self._cpu_builds)
+        scan = look.scan()
+        self._cpu_builds = look.cpu_builds
+        return scan
 
 
 class _Look:
     """One look: what many servers share is read once."""
 
-    def __init__(self, proc: Path, listing: ProcessList) -> None:
+    def __init__(self, proc: Path, listing: ProcessList, cpu_builds: Mapping[tuple[int, int], bool]) -> None:
+        self._known_builds = cpu_builds
+        self.cpu_builds: dict[tuple[int, int], bool] = {}
         self._proc = proc
         self._listing = listing
         self._networks: dict[str, Network] = {}
@@ -126,7 +133,8 @@ class _Look:
                 if isinstance(place, _Left):
                     left.append((process.pid, place))
                 else:
-                    found.append(place)
+                    is_cpu_build = self._is_cpu_build(process, server.folders)
+                    found.append(replace(place, server=replace(server, is_cpu_build=is_cpu_build)))
         clear, clashes = _without_clashes(found)
         left += clashes
         return ProcessScan(
@@ -174,6 +182,15 @@ class _Look:
             folders=folders,
         )
         return server, settings
+
+    def _is_cpu_build(self, process: Process, folders: FolderTree) -> bool:
+        """Asked once of each server that listens: the list of what it has loaded is long, and grows until then."""
+        name = (process.pid, process.started_ticks)
+        if name in self._known_builds:
+            self.cpu_builds[name] = self._known_builds[name]
+        elif not folders.hidden_because:
+            self.cpu_builds[name] = is_cpu_build(self._proc / str(process.pid), folders.root)
+        return self.cpu_builds.get(name, False)
 
     def _folders(self, folder: Path, environment: dict[str, str] | None) -> FolderTree:
         mounts, working, root = (link_of(folder / name) for name in ("ns/mnt", "cwd", "root"))
