@@ -29,8 +29,14 @@ def free_port() -> tuple[str, str]:
 def flags(serve: Daemon, replica: str) -> dict[str, dict[str, str]]:
     status = serve.get("/api/v1/status").json()
     (one,) = (each for each in status["replicas"] if each["replica"] == replica)
-    found: dict[str, dict[str, str]] = one["engines"][0]["facts"]["flags"]
+    # Numbers that are too old are withheld, with all that belongs to them.
+    found: dict[str, dict[str, str]] = one["engines"][0]["facts"]["flags"] if one["engines"] else {}
     return found
+
+
+def wait_for_flag(serve: Daemon, replica: str, name: str, value: str, origin: str) -> None:
+    told = {"value": value, "origin": origin}
+    wait_for(lambda: flags(serve, replica).get(name) == told, f"{name} {value} ({origin})")
 
 
 def config(folder: Path, more: str = "") -> Path:
@@ -49,11 +55,10 @@ def test_servers_come_and_go_and_each_is_predicted_from_its_own_flags(tmp_path: 
             wait_for(lambda: serve.value(OBSERVED, replica=replica) == 4096, "the server")
             assert serve.value("kvheadroom_replica_info", replica=replica, source=SOURCE) == 1
             wait_for(lambda: serve.value(PREDICTED, replica=replica) == 4096, "its prediction")
-            known = flags(serve, replica)
-            assert known["max_num_seqs"] == {"value": "64", "origin": "its command line"}
-            assert known["dtype"] == {"value": "bfloat16", "origin": "its command line"}
+            wait_for_flag(serve, replica, "max_num_seqs", "64", "its command line")
+            wait_for_flag(serve, replica, "dtype", "bfloat16", "its command line")
             # What the running engine says of itself comes first.
-            assert known["kv_cache_memory_bytes"]["origin"] == "echoed by the engine"
+            wait_for_flag(serve, replica, "kv_cache_memory_bytes", "4194304", "echoed by the engine")
             page = serve.get("/").text
             assert "found by process_discovery" in page
             assert "its command line" in page
@@ -131,12 +136,30 @@ def test_no_secret_of_a_command_line_comes_out_anywhere(tmp_path: Path) -> None:
         serve = stack.enter_context(daemon("serve", "--config", config(tmp_path)))
         for replica in replicas:
             wait_for(partial(serve.value, OBSERVED, replica=replica), replica)
-            wait_for(partial(flags, serve, replica), "its facts")
+            wait_for_flag(serve, replica, "kv_cache_memory_bytes", "4194304", "echoed by the engine")
         shown = [serve.get(path).text for path in ("/", "/metrics", "/api/v1/status")]
         shown += [serve.output, check().stdout]
     for text in shown[:3]:
         assert all(replica in text for replica in replicas)
     assert all(SECRET not in text for text in shown)
+
+
+def test_names_that_whoever_starts_a_server_makes_up_break_no_page_and_forge_no_line(tmp_path: Path) -> None:
+    odd = "a\udcff\nforged line"
+    (tmp_path / odd).mkdir()
+    socket = tmp_path / f"{odd}.sock"
+    port, replica = free_port()
+    with (
+        stand_in(tmp_path, "serve", odd, "--uds", str(socket), place=str(socket)) as one,
+        stand_in(tmp_path, "serve", odd, "--port", port, "--served-model-name", odd, place=port),
+        daemon("serve", "--config", config(tmp_path)) as serve,
+    ):
+        wait_for(lambda: serve.value("kvheadroom_replica_info", replica=replica), "the one with a port")
+        name = f"unix socket of PID {one.pid}"
+        wait_for(lambda: serve.value(OBSERVED, replica=name) == 4096, "the one with a socket")
+        assert serve.get("/").status_code == 200
+        assert serve.get("/api/v1/status").json()["replicas"]
+    assert not any(line.startswith("forged line") for line in serve.output.splitlines())
 
 
 AS_NOBODY = """
@@ -177,6 +200,23 @@ def test_a_machine_without_a_server_says_what_was_looked_for_and_keeps_watching(
             wait_for(lambda: serve.value(OBSERVED, replica=replica) == 4096, "the server", seconds=30)
 
 
+def test_a_server_that_the_config_names_too_keeps_its_name_and_sees_its_own_restart(tmp_path: Path) -> None:
+    port, replica = free_port()
+    words = ["serve", str(MODEL), "--port", port, "--max-num-seqs"]
+    text = f"replicas: [{{url: 'http://localhost:{port}', name: mine}}]\nprocess_discovery: {{refresh_interval: 200ms}}"
+    with daemon("serve", "--config", config_file(tmp_path, text)) as serve:
+        for seqs in ("8", "9"):
+            with stand_in(tmp_path, *words, seqs, place=port):
+                wait_for_flag(serve, "mine", "max_num_seqs", seqs, "its command line")
+                assert serve.value("kvheadroom_replica_info", replica="mine", source="config") == 1
+                assert serve.value("kvheadroom_replica_info", replica=replica) is None
+            wait_for(
+                lambda: serve.value("kvheadroom_replica_state", replica="mine", state="down") == 1, "its end"
+            )
+        # Its sampler is another one each time that its process comes or goes, and remembers all the same.
+        assert serve.value("kvheadroom_replica_restarts_total", replica="mine") == 1
+
+
 def test_the_config_adds_what_no_command_line_tells_and_wins_over_it(tmp_path: Path) -> None:
     port, replica = free_port()
     words = ["serve", str(MODEL), "--port", port, "--max-num-seqs", "8", "-tp", "2"]
@@ -188,7 +228,5 @@ def test_the_config_adds_what_no_command_line_tells_and_wins_over_it(tmp_path: P
         assert "watching 127.0.0.1:1 and the vLLM servers that run on this machine" in serve.output
         wait_for(lambda: serve.value("kvheadroom_replica_info", replica=replica, site="a") == 1, "it")
         wait_for(lambda: serve.value(OBSERVED, replica=replica) == 4096, "its numbers")
-        wait_for(lambda: "max_num_seqs" in flags(serve, replica), "its facts")
-        known = flags(serve, replica)
-    assert known["max_num_seqs"] == {"value": "4", "origin": "your config"}
-    assert known["tensor_parallel_size"] == {"value": "2", "origin": "its command line"}
+        wait_for_flag(serve, replica, "max_num_seqs", "4", "your config")
+        wait_for_flag(serve, replica, "tensor_parallel_size", "2", "its command line")

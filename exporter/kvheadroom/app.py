@@ -17,11 +17,13 @@ from kvheadroom.capacity.assessment import (
     ReplicaAssessment,
 )
 from kvheadroom.capacity.discovery import WatchedTarget
+from kvheadroom.capacity.events import ServerMemory
 from kvheadroom.capacity.gpu_assignment import GpuClaim
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
 from kvheadroom.discovery.configured import sources_of
+from kvheadroom.discovery.local import join_local
 from kvheadroom.discovery.watched import MAX_REPLICAS, Discoveries, Target, merge, tell_left_out
 from kvheadroom.gpu_exporters import GpuExporters
 from kvheadroom.monitor.board import Board
@@ -88,6 +90,7 @@ class Watch:
         self._discoveries = Discoveries(files, self._sources_were_asked)
         self._gpu_exporters = GpuExporters(session, files, self.board.publish_exporters)
         self._clashes: dict[str, tuple[str, ...]] = {}
+        self._joined: dict[str, int] = {}
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
@@ -137,7 +140,9 @@ class Watch:
             tuple(
                 replace(
                     status,
-                    targets=None if status.targets is None else status.targets - len(clashes),
+                    targets=None
+                    if status.targets is None
+                    else status.targets - len(clashes) - self._joined.get(status.source, 0),
                     left_out=(*status.left_out, *clashes),
                 )
                 for status in statuses
@@ -147,7 +152,8 @@ class Watch:
 
     def _watch(self, config: Config) -> None:
         """Watch what the config names and its sources found, and nothing else."""
-        watched, clashes = merge(self._static, self._discoveries.targets())
+        static, found, self._joined = join_local(self._static, self._discoveries.targets())
+        watched, clashes = merge(static, found)
         for source, sentences in clashes.items():
             tell_left_out(source, self._clashes.get(source, ()), sentences)
         self._clashes = clashes
@@ -178,10 +184,12 @@ class Watch:
             for name, target in targets.items()
             if name not in self._running or self._running[name].settings != settings[name]
         }
+        memories: dict[tuple[str, str], ServerMemory] = {}
         for name in self._running.keys() - (settings.keys() - changed.keys()):
-            task = self._running.pop(name).task
-            if task is not None:
-                task.cancel()
+            before = self._running.pop(name)
+            memories[name, before.sampler.url] = before.sampler.memory
+            if before.task is not None:
+                before.task.cancel()
         known = {(replica.replica, replica.url): replica for replica in self.board.fleet.replicas}
         replicas = {
             name: _carried_over(
@@ -200,7 +208,13 @@ class Watch:
             ),
         )
         for name, sources in changed.items():
-            sampler = ReplicaSampler(replicas[name], config.session_tokens, sources.as_sources(), self.board)
+            sampler = ReplicaSampler(
+                replicas[name],
+                config.session_tokens,
+                sources.as_sources(),
+                self.board,
+                memory=memories.get((name, replicas[name].url)),
+            )
             task = asyncio.create_task(sampler.run()) if self._start else None
             self._running[name] = _Running(settings[name], sampler, task)
         self._interval_seconds = config.scrape_interval

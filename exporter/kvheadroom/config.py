@@ -221,6 +221,12 @@ class LocalReplica(ReplicaConfig):
     server: Annotated[LocalServer, SkipValidation]
 
 
+def with_server(replica: ReplicaConfig, server: LocalServer) -> LocalReplica:
+    """The same replica, of which it is known now which process it is."""
+    fields = {**replica.__dict__, "server": server}
+    return LocalReplica.model_construct({*replica.model_fields_set, "server"}, **fields)
+
+
 class LocalTemplate(ServerFacts, CommonAccess):
     """What all servers of this machine have in common: what their own command lines do not tell."""
 

@@ -119,7 +119,8 @@ def test_a_name_on_the_hub_is_found_in_the_cache_of_its_process(root: Path) -> N
         ("a/b", None, "its model 'a/b' is a name on the hub, and where the server keeps those is not known"),
         ("s3://bucket/x", None, "its model 's3://bucket/x' is neither a folder"),
         (None, "S3CRET token", "the model of its command line is neither a folder"),
-        (None, "x\0y", "the model of its command line cannot be read"),
+        (None, "x\0y", "its model, or a folder on the way to it, has a name that cannot be shown"),
+        (None, "/m\udcff", "its model, or a folder on the way to it, has a name that cannot be shown"),
     ],
 )
 def test_a_model_that_is_not_found_is_told_without_a_word_of_the_command_line(

@@ -172,6 +172,19 @@ def test_the_address_is_one_at_which_the_server_itself_answers(
     assert found(proc).base_url == url
 
 
+def test_every_address_and_name_that_leads_to_the_server_alone_is_known(proc: ProcFolder) -> None:
+    serve(proc)
+    hosts = ("127.0.0.1", "10.20.0.7", "localhost", "gpu-node-7")
+    # Who listens at 0.0.0.0 does not answer at an address of IPv6.
+    assert found(proc).server.urls == {f"http://{host}:8000" for host in hosts}
+    # `localhost` may lead to another program now.
+    proc.listen("::1", 8000, 777)
+    assert found(proc).server.urls == {f"http://{host}:8000" for host in hosts if host != "localhost"}
+    proc.sockets = [row for row in proc.sockets if row[2] != 500]
+    proc.listen("10.20.0.7", 8000, 500)
+    assert found(proc).server.urls == {"http://10.20.0.7:8000"}
+
+
 def test_where_another_program_has_the_loopback_the_server_is_called_by_another_address(
     proc: ProcFolder,
 ) -> None:

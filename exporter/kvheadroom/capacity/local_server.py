@@ -33,6 +33,7 @@ class LocalServer:
         model: as the server was given it, a folder or a name on the hub; None where it is not clear.
         revision: of a name on the hub.
         is_cpu_build: its vLLM was built for CPUs.
+        urls: every address at which it answers here; they may change while the server is the same.
     """
 
     pid: int
@@ -42,3 +43,4 @@ class LocalServer:
     revision: str | None = field(default=None, repr=False)
     folders: FolderTree = FolderTree()
     is_cpu_build: bool = False
+    urls: frozenset[str] = field(default=frozenset(), compare=False)

@@ -6,6 +6,7 @@ from typing import Any
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.config import ConfigError, LocalReplica, LocalTemplate, ProcessDiscoveryConfig, replica_of
 from kvheadroom.discovery.source import Found
+from kvheadroom.discovery.watched import one_line
 from kvheadroom.sources.slow_files import SlowFiles
 from kvheadroom.sources.vllm_processes import FoundServer, ProcessScan
 
@@ -47,7 +48,7 @@ class ProcessDiscovery:
         hidden = _what_is_hidden(scan)
         return Found(
             replicas=replicas,
-            left_out=(*scan.left_out, *left_out),
+            left_out=tuple(map(one_line, (*scan.left_out, *left_out))),
             note=" ".join(_notes(scan)) or None,
             failure=SourceFailure(self.name, FailureReason.NO_PERMISSION, hidden) if hidden else None,
         )
@@ -62,7 +63,12 @@ def _replicas(
         own: dict[str, Any] = {"url": one.base_url, "server": one.server}
         unwanted = set() if one.base_url.startswith("https:") else {"tls"}
         if one.unix_socket is not None:
-            own |= {"unix_socket": one.unix_socket, "name": one.settings.unix_socket}
+            # Whoever starts a server names its socket: no name of theirs forges a line of ours.
+            name = one.settings.unix_socket or ""
+            own |= {
+                "unix_socket": one.unix_socket,
+                "name": name if name.isprintable() else f"unix socket of PID {one.server.pid}",
+            }
             unwanted |= {"proxy_url", "proxy_basic_auth"}
         # What servers of this machine have in common need not fit each of them.
         fitting = template.model_copy(update=dict.fromkeys(unwanted & template.model_fields_set))

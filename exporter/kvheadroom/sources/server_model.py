@@ -22,12 +22,16 @@ def read_server_model(told: str | None, server: LocalServer) -> ModelFiles | Sou
         detail = "neither the server nor its command line tells the model"
         return SourceFailure(SOURCE, FailureReason.NOT_FOUND, detail)
     # What stands alone in a command line may be anything; it is shown once it is a model's name for sure.
+    folders = server.folders
+    if not f"{text}{folders.working}{folders.hub_cache}".isprintable():
+        detail = "its model, or a folder on the way to it, has a name that cannot be shown"
+        return SourceFailure(SOURCE, FailureReason.BAD_ANSWER, detail)
     shown = "the model of its command line" if told is None else f"its model {told[:200]!r}"
     try:
         folder = _folder(text, server, shown)
         if isinstance(folder, SourceFailure):
             return folder
-        follow_all(server.folders.root, folder)
+        follow_all(folders.root, folder)
     except NotFollowedError:
         detail = f"{shown} lies behind links that lead elsewhere outside its container"
         return SourceFailure(SOURCE, FailureReason.UNREACHABLE, detail)

@@ -8,13 +8,11 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 from kvheadroom.capacity.local_server import FolderTree, LocalServer
 from kvheadroom.sources.folder_trees import seen_from_here
 from kvheadroom.sources.hub_environment import CACHE_VARIABLES, hub_cache
-from kvheadroom.sources.networks import Address, Network, read_network, sockets_of
 from kvheadroom.sources.proc_files import link_of, text_of
 from kvheadroom.sources.process_list import (
     Process,
@@ -23,6 +21,7 @@ from kvheadroom.sources.process_list import (
     read_environment,
 )
 from kvheadroom.sources.process_tree import INITIAL_PID_NAMESPACE
+from kvheadroom.sources.server_places import NOT_SEEN, Left, ServerPlaces
 from kvheadroom.sources.vllm_arguments.command_line import VARIABLES, ServerSettings, read_command_line
 from kvheadroom.sources.vllm_arguments.config_yaml import (
     MAX_CONFIG_BYTES,
@@ -35,10 +34,8 @@ from kvheadroom.sources.vllm_builds import is_cpu_build
 from kvheadroom.sources.vllm_launches import Launch, is_engine, launch_of
 
 _FOLDER_VARIABLES = CACHE_VARIABLES | {"HOME", "VLLM_USE_MODELSCOPE"}
-_NOT_SEEN = "may not be seen by this user"
 _CLOCK_DOUBT_SECONDS = 5.0
 """The kernel tells its start in whole seconds, and a clock may have been set since."""
-_LOOPBACKS: tuple[Address, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +77,6 @@ class ProcessScan:
     own_numbers: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """Why a server is not watched; `quiet` where that is as it should be."""
-
-    why: str
-    quiet: bool = False
-
-
 class VllmProcesses:
     """Finds servers. What it reads may block, so it is for a thread that may hang.
 
@@ -115,7 +104,6 @@ class _Look:
         self.cpu_builds: dict[tuple[int, int], bool] = {}
         self._proc = proc
         self._listing = listing
-        self._networks: dict[str, Network] = {}
         self._launches = {
             process.pid: launch
             for process in listing.processes.values()
@@ -123,18 +111,26 @@ class _Look:
         }
 
     def scan(self) -> ProcessScan:
+        places = ServerPlaces(self._proc, self._listing)
         found: list[FoundServer] = []
-        left: list[tuple[int, _Left]] = []
+        left: list[tuple[int, Left]] = []
         partly_hidden = 0
         for process in self._servers():
             server, settings = self._server(process, self._launches[process.pid])
             partly_hidden += bool(server.folders.hidden_because)
-            for place in self._places(process, server, settings):
-                if isinstance(place, _Left):
+            for place in places.find(process, settings, server.folders):
+                if isinstance(place, Left):
                     left.append((process.pid, place))
-                else:
-                    is_cpu_build = self._is_cpu_build(process, server.folders)
-                    found.append(replace(place, server=replace(server, is_cpu_build=is_cpu_build)))
+                    continue
+                is_cpu_build = self._is_cpu_build(process, server.folders)
+                found.append(
+                    FoundServer(
+                        server=replace(server, is_cpu_build=is_cpu_build, urls=frozenset(place.urls)),
+                        settings=settings,
+                        base_url=place.urls[0],
+                        unix_socket=place.unix_socket,
+                    )
+                )
         clear, clashes = _without_clashes(found)
         left += clashes
         return ProcessScan(
@@ -195,7 +191,7 @@ class _Look:
     def _folders(self, folder: Path, environment: dict[str, str] | None) -> FolderTree:
         mounts, working, root = (link_of(folder / name) for name in ("ns/mnt", "cwd", "root"))
         if not (mounts and working and root):
-            return FolderTree(hidden_because=f"the folders of its process {_NOT_SEEN}")
+            return FolderTree(hidden_because=f"the folders of its process {NOT_SEEN}")
         ours = self._proc / "self"
         is_ours = (mounts, root) == (link_of(ours / "ns" / "mnt"), link_of(ours / "root"))
         if root != "/" and f"{working}/".startswith(f"{root}/"):
@@ -213,7 +209,7 @@ class _Look:
         if not is_config_name(name):
             return "has no name that vLLM takes"
         if folders.hidden_because:
-            return _NOT_SEEN
+            return NOT_SEEN
         try:
             path = seen_from_here(folders.root, name if name.startswith("/") else f"{folders.working}/{name}")
             info = path.stat()
@@ -235,115 +231,15 @@ class _Look:
         booted = next((float(line.split()[1]) for line in lines if line.startswith("btime ")), 0.0)
         return booted + process.started_ticks / os.sysconf("SC_CLK_TCK")
 
-    def _places(
-        self, process: Process, server: LocalServer, settings: ServerSettings
-    ) -> Iterator[FoundServer | _Left]:
-        """Where it answers: one place, or one for each data-parallel rank."""
-        if settings.silent_because:
-            yield _Left(settings.silent_because, quiet=True)
-            return
-        scheme = "https" if settings.has_tls else "http"
-        if settings.unix_socket is not None:
-            socket = _socket(settings.unix_socket, server.folders)
-            if isinstance(socket, _Left):
-                yield socket
-            else:
-                yield FoundServer(
-                    server=server, settings=settings, base_url=f"{scheme}://localhost", unix_socket=socket
-                )
-            return
-        if not settings.ports:
-            yield _Left("its host and port are not clear from its command line; name it with `url`")
-        for port in settings.ports:
-            address = self._address(process, port)
-            if isinstance(address, _Left):
-                yield address
-            else:
-                host = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
-                yield FoundServer(server=server, settings=settings, base_url=f"{scheme}://{host}:{port}")
 
-    def _address(self, process: Process, port: int) -> Address | _Left:
-        """An address of it that leads there from here."""
-        folder = self._proc / str(process.pid)
-        home, here = link_of(folder / "ns" / "net"), link_of(self._proc / "self" / "ns" / "net")
-        ours = self._network(here, self._proc)
-        is_ours = home in ("", here)
-        network = ours if is_ours else self._network(home, folder)
-        mine = _listening(network, port, self._held(process), process.uid)
-        if not mine:
-            return _Left(f"it does not listen at port {port} yet; it is watched once it does", quiet=True)
-        own = {one.address for one in network.listeners if one.socket in mine} | network.addresses
-        candidates = [address for address in own if not _is_special(address)]
-        candidates.sort(key=lambda address: (address.version, int(address)))
-        if is_ours:
-            candidates = [*_LOOPBACKS, *candidates]
-        else:
-            candidates = [one for one in candidates if not one.is_loopback and one not in ours.addresses]
-        for address in candidates:
-            if not network.answering(port, address).isdisjoint(mine):
-                return address
-        return _Left(
-            f"it listens at port {port} in a network of its own, at no address that leads there from here; start it with "
-            "`--host 0.0.0.0`, or run kvheadroom in its network"
-        )
-
-    def _network(self, name: str, folder: Path) -> Network:
-        if name not in self._networks:
-            self._networks[name] = read_network(folder / "net")
-        return self._networks[name]
-
-    def _held(self, process: Process) -> frozenset[str] | None:
-        """The sockets of a server and of all that it started; None where they may not be seen."""
-        family = [process.pid]
-        family += [
-            one.pid
-            for one in self._listing.processes.values()
-            if any(above.pid == process.pid for above in self._listing.ancestors(one))
-        ]
-        held: set[str] = set()
-        for pid in family:
-            sockets = sockets_of(self._proc / str(pid))
-            if sockets is None:
-                return None
-            held |= sockets
-        return frozenset(held)
-
-
-def _listening(network: Network, port: int, held: frozenset[str] | None, uid: int) -> frozenset[str]:
-    """Its own sockets at a port; where it may not be seen which they are, those of its user."""
-    return frozenset(
-        one.socket
-        for one in network.listeners
-        if one.port == port and (one.socket in held if held is not None else one.uid == uid)
-    )
-
-
-def _is_special(address: Address) -> bool:
-    return address.is_unspecified or address.is_link_local or address.is_multicast
-
-
-def _socket(path: str, folders: FolderTree) -> str | _Left:
-    if folders.hidden_because:
-        return _Left(f"its unix socket {_NOT_SEEN}; name it with `unix_socket`")
-    try:
-        here = seen_from_here(folders.root, path if path.startswith("/") else f"{folders.working}/{path}")
-        if stat.S_ISSOCK(here.stat().st_mode):
-            return str(here)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError):
-        return _Left("its unix socket cannot be reached from here; name it with `unix_socket`")
-    return _Left("its unix socket is not there yet; it is watched once it is", quiet=True)
-
-
-def _without_clashes(found: list[FoundServer]) -> tuple[list[FoundServer], list[tuple[int, _Left]]]:
+def _without_clashes(found: list[FoundServer]) -> tuple[list[FoundServer], list[tuple[int, Left]]]:
     """Where several servers may be the one that answers, nobody knows whose numbers come."""
     times = Counter((one.base_url, one.unix_socket) for one in found)
     clear = [one for one in found if times[one.base_url, one.unix_socket] == 1]
     clashes = [
         (
             one.server.pid,
-            _Left(f"another server may be the one that answers at {one.unix_socket or one.base_url}"),
+            Left(f"another server may be the one that answers at {one.unix_socket or one.base_url}"),
         )
         for one in found
         if times[one.base_url, one.unix_socket] > 1
@@ -351,5 +247,5 @@ def _without_clashes(found: list[FoundServer]) -> tuple[list[FoundServer], list[
     return clear, clashes
 
 
-def _sentence(pid: int, left: _Left) -> str:
+def _sentence(pid: int, left: Left) -> str:
     return f"vLLM server with PID {pid}: {left.why}"
