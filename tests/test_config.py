@@ -137,8 +137,15 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         ("replicas: [{url: 'http://h:1', headers: {X-A: a, x-a: b}}]", "/c.yaml: replicas[0].headers: X-A and x-a are the same header"),
         ('replicas: [{url: "http://h:1", headers: {X-A: "S3CRET\\nX-B: c"}}]', "/c.yaml: replicas[0].headers: the value of X-A must be one line of printable ASCII, or {file: PATH}"),
         ("replicas: [{url: 'http://h:1', headers: {X-A: 12345678}}]", "/c.yaml: replicas[0].headers: the value of X-A must be one line of printable ASCII, or {file: PATH}"),
+        ("http_sd_configs: 'http://h/x?token=S3CRET'", "/c.yaml: http_sd_configs: a list (`[a, b]`) is needed"),
+        ("dcgm_exporters: ['http://u:S3CRET@h']", "/c.yaml: dcgm_exporters[0]: a mapping (`key: value`) is needed"),
         ("replicas: [{url: 'http://h:1', basic_auth: 'me:S3CRET'}]", "/c.yaml: replicas[0].basic_auth: a mapping (`key: value`) is needed"),
         ("replicas: [{url: 'http://h:1', bearer_token_file: 12345678}]", "/c.yaml: replicas[0].bearer_token_file: the path of a file is needed"),
+        *(
+            (f"shard: {shard}\nreplicas: [{{url: 'http://h:1'}}]",
+             f"/c.yaml: shard: {shown} is no share of the servers; write I/N, from 0/N to (N-1)/N, e.g. 0/4 (N is at most 1000)")
+            for shard, shown in (("4/4", "'4/4'"), ("1", "'1'"), ("0/0", "'0/0'"), ("'0/2000'", "'0/2000'"), ("-1/4", "'-1/4'"))
+        ),
         ("replicas: [{name: a}]", "/c.yaml: replicas[0].url: it is needed"),
         ("replicas: [{url: 'http://h:1', gpu: B999}]", "/c.yaml: replicas[0].gpu: 'B999' is not in the catalogue (A100, GH200, A100-40GB, A100-80GB, A800-80GB, A10, A30, A40, RTXA6000, RTX3090, L4, L40, L40S, RTX4090, RTX6000Ada, H100, H100-PCIe, H100-NVL, H20, H200, H200-NVL, GH200-96GB, GH200-144GB, B200, GB200, B300, GB300, RTX5090, RTXPRO6000, CPU); for another GPU leave `gpu` out and set `hbm_bytes`"),
         ("replicas: [{url: 'http://h:1', gpu: T4}]", "/c.yaml: replicas[0].gpu: 'T4': compute capability 7.5 is not modelled; leave `gpu` out, and what vLLM reports is shown without it"),
@@ -222,6 +229,9 @@ def test_targets_of_the_command_line_stand_beside_all_that_a_config_says(tmp_pat
     before, after = load_config(file), _config(file, ["http://b:2/"])
     assert after.replicas == (*before.replicas, ReplicaConfig(url="http://b:2"))
     assert after.model_copy(update={"replicas": before.replicas}) == before
+    assert _config(file, [], "1/4") == before.model_copy(update={"shard": "1/4"})
+    with pytest.raises(ConfigError, match=r"with the command line: shard: '4/4' is no share of the servers"):
+        _config(file, [], "4/4")
 
 
 def test_every_config_in_the_readme_is_valid() -> None:

@@ -1,6 +1,7 @@
 """Replicas that come and go in the daemon as a process: listed in files, shown, checked, reloaded."""
 
 import json
+import re
 import signal
 import subprocess
 from http.server import BaseHTTPRequestHandler
@@ -155,3 +156,25 @@ def test_servers_listed_by_another_program_come_and_go(tmp_path: Path) -> None:
             assert "status 500" in serve.get("/").text
             answer = text_answer("[]")
             wait_for(lambda: serve.value("kvheadroom_replica_info") is None, "the end of the server")
+
+
+def test_two_daemons_share_the_servers_of_one_config(tmp_path: Path) -> None:
+    with http_server(vllm_answers()) as (vllm, _):
+        addresses = [f"{vllm.removeprefix('http://')}", *(f"127.0.0.1:{port}" for port in range(1, 9))]
+        (tmp_path / "vllm.json").write_text(json.dumps([{"targets": addresses}]))
+        config = config_file(tmp_path, f"file_sd_configs: [{{files: [{tmp_path}/vllm.json]}}]")
+        shares = []
+        for shard in ("0/2", "1/2"):
+            run = subprocess.run(
+                [*COMMAND, "check", "--config", str(config), "--shard", shard],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert run.returncode == 1, run.stderr
+            watched = re.findall(r"^replica (\S+)", run.stdout, re.MULTILINE)
+            assert f"of {len(watched)} replicas complete (share {shard} of all)" in run.stdout
+            assert f"source file_sd_configs[0]: {len(watched)} replica" in run.stdout
+            shares.append(watched)
+    assert sorted(shares[0] + shares[1]) == sorted(addresses)

@@ -88,6 +88,13 @@ def lines_of(run: "subprocess.CompletedProcess[str]", replica: str) -> str:
     return rest.partition("\n\n")[0]
 
 
+def test_no_shard_leaves_servers_of_its_own_machine_to_others(tmp_path: Path) -> None:
+    port, replica = free_port()
+    with stand_in(tmp_path, "serve", str(MODEL), "--port", port, place=port):
+        assert "observed 4,096" in lines_of(check("--shard", "0/2"), replica)
+        assert "observed 4,096" in lines_of(check("--shard", "1/2"), replica)
+
+
 def test_check_without_arguments_finds_every_way_to_start_one(tmp_path: Path) -> None:
     module, forked, socket = (tmp_path / name for name in ("module", "forked", "socket"))
     for folder in (module, forked, socket):

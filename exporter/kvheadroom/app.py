@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
 from kvheadroom.discovery.configured import sources_of
 from kvheadroom.discovery.local import join_local
+from kvheadroom.discovery.processes import NAME as PROCESSES
 from kvheadroom.discovery.watched import MAX_REPLICAS, Discoveries, Target, merge, tell_left_out
 from kvheadroom.gpu_exporters import GpuExporters
 from kvheadroom.monitor.board import Board
@@ -61,6 +63,11 @@ def _carried_over(before: ReplicaAssessment | None, fresh: ReplicaAssessment) ->
     return fresh if before is None else replace(before, interval_seconds=fresh.interval_seconds)
 
 
+def _is_shared(source: str, target: Target, config: Config) -> bool:
+    """Whether it is of this daemon's share. Nobody else sees this machine's processes, and each machine has a 127.0.0.1."""
+    return source == PROCESSES or config.watches(target.replica.url)
+
+
 def _runs_on_a_card(replica: ReplicaConfig) -> bool:
     """Whether this machine knows on which card, and nobody has said it."""
     return isinstance(replica, LocalReplica) and replica.gpu is None and not _is_on_cpu(replica)
@@ -90,7 +97,7 @@ class Watch:
         self._discoveries = Discoveries(files, self._sources_were_asked)
         self._gpu_exporters = GpuExporters(session, files, self.board.publish_exporters)
         self._clashes: dict[str, tuple[str, ...]] = {}
-        self._joined: dict[str, int] = {}
+        self._watched: Counter[str] = Counter()
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
@@ -140,9 +147,7 @@ class Watch:
             tuple(
                 replace(
                     status,
-                    targets=None
-                    if status.targets is None
-                    else status.targets - len(clashes) - self._joined.get(status.source, 0),
+                    targets=None if status.targets is None else self._watched[status.source],
                     left_out=(*status.left_out, *clashes),
                 )
                 for status in statuses
@@ -152,8 +157,10 @@ class Watch:
 
     def _watch(self, config: Config) -> None:
         """Watch what the config names and its sources found, and nothing else."""
-        static, found, self._joined = join_local(self._static, self._discoveries.targets())
-        watched, clashes = merge(static, found)
+        static, found = join_local(self._static, self._discoveries.targets())
+        merged, clashes = merge(static, found)
+        watched = [(source, target) for source, target in merged if _is_shared(source, target, config)]
+        self._watched = Counter(source for source, _ in watched)
         for source, sentences in clashes.items():
             tell_left_out(source, self._clashes.get(source, ()), sentences)
         self._clashes = clashes
@@ -206,6 +213,7 @@ class Watch:
                 WatchedTarget(target.replica.replica, source, tuple(sorted(target.replica.labels.items())))
                 for source, target in watched
             ),
+            config.shard,
         )
         for name, sources in changed.items():
             sampler = ReplicaSampler(

@@ -146,6 +146,7 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "  http_sd_configs:\n"
         "    - url: http://inventory/vllm\n"
         "  process_discovery: {}          # and the servers of this machine\n"
+        "  # shard: 0/4                   # this daemon's share of all servers; the same as --shard\n"
         "  dcgm_exporters:                # GPUs of other machines, for `gpus: [UUID]` or `pod: namespace/name`\n"
         "    - url: http://host:9400\n\n"
         "SIGHUP reads the file again; a file with a fault changes nothing. `kvheadroom check` tries one first.",
@@ -271,6 +272,11 @@ def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML config; see `kvheadroom serve --help`"
     )
+    command.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="watch only the I-th of N shares of all servers, from 0/N to (N-1)/N; an address is always in the same one",
+    )
 
 
 def _add_listen(command: argparse.ArgumentParser, default: str) -> None:
@@ -290,8 +296,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     from kvheadroom.app import ConfigFile
 
     path: Path | None = arguments.config
-    config = _config(path, arguments.target)
-    config_file = None if path is None else ConfigFile(path, lambda: _config(path, arguments.target))
+    config = _config(path, arguments.target, arguments.shard)
+    config_file = (
+        None if path is None else ConfigFile(path, lambda: _config(path, arguments.target, arguments.shard))
+    )
     _run_loop(lambda: _serve_until_stopped(config, arguments.listen, config_file=config_file))
     return OK
 
@@ -302,31 +310,32 @@ def _check(arguments: argparse.Namespace) -> int:
     from kvheadroom.app import check
     from kvheadroom.outputs.check_report import check_report, is_complete
 
-    config = _config(arguments.config, arguments.target)
+    config = _config(arguments.config, arguments.target, arguments.shard)
     fleet = asyncio.run(check(config))
     for line in check_report(fleet):
         print(line)
     return OK if is_complete(fleet) else INCOMPLETE
 
 
-def _config(path: Path | None, targets: list[str]) -> "Config":
-    """The config file with the targets of the command line added; without both, the servers of this machine."""
+def _config(path: Path | None, targets: list[str], shard: str | None = None) -> "Config":
+    """The config file with what the command line adds to it; without file and target, the servers of this machine."""
     from kvheadroom.config import load_config, validate_address, validate_config
 
     if path is None and not targets:
-        return validate_config({"process_discovery": {}}, "kvheadroom")
+        found_here: dict[str, Any] = {"process_discovery": {}}
+        return validate_config(found_here | ({} if shard is None else {"shard": shard}), "the command line")
     try:
         added = [{"url": validate_address(target)} for target in targets]
     except OperatorError as error:
         raise OperatorError(f"--target: {error}") from error
-    if path is None:
-        return validate_config({"replicas": added}, "--target")
-    config = load_config(path)
-    if not added:
+    config = None if path is None else load_config(path)
+    if config is not None and not added and shard is None:
         return config
-    content = config.model_dump(exclude_unset=True)
+    content = {} if config is None else config.model_dump(exclude_unset=True)
     content["replicas"] = [*content.get("replicas", ()), *added]
-    return validate_config(content, f"{path} with --target")
+    if shard is not None:
+        content["shard"] = shard
+    return validate_config(content, "--target" if path is None else f"{path} with the command line")
 
 
 def _demo(arguments: argparse.Namespace) -> int:

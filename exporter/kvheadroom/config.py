@@ -1,5 +1,6 @@
 """YAML -> a frozen, validated Config. Unknown keys, wrong types and clashes are errors with their path."""
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -48,6 +49,8 @@ _GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8
 _POD = re.compile(r"[a-z0-9][a-z0-9-]{0,62}/[a-z0-9][a-z0-9.-]{0,252}\*?")
 MOST_GPUS_HERE = 256
 """Indices of one machine's GPUs are below."""
+_SHARD = re.compile(r"(\d{1,4})/(\d{1,4})")
+MOST_SHARDS = 1000
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB|KiB|MiB|GiB)")
@@ -120,6 +123,16 @@ def _pod(value: str) -> str:
     if not _POD.fullmatch(value):
         raise ValueError(
             f"{value[:80]!r} is no pod; write namespace/name, with a * at its end for a name that goes on"
+        )
+    return value
+
+
+def _shard(value: object) -> object:
+    match = _SHARD.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not int(match[1]) < int(match[2]) <= MOST_SHARDS:
+        raise ValueError(
+            f"{str(value)[:40]!r} is no share of the servers; write I/N, from 0/N to (N-1)/N, e.g. 0/4 (N is at most "
+            f"{MOST_SHARDS})"
         )
     return value
 
@@ -290,11 +303,19 @@ class Config(Strict):
     http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()
     process_discovery: Annotated[ProcessDiscoveryConfig | None, BeforeValidator(_given)] = None
     dcgm_exporters: Annotated[tuple[DcgmExporter, ...], Field(max_length=500)] = ()
+    shard: Annotated[str | None, BeforeValidator(_shard)] = None
 
     @property
     def discovers(self) -> bool:
         """Whether servers may come and go while it is in use."""
         return bool(self.file_sd_configs or self.http_sd_configs or self.process_discovery is not None)
+
+    def watches(self, url: str) -> bool:
+        """Whether a server is of this daemon's shard; its address decides, so other labels or names do not move it."""
+        if self.shard is None:
+            return True
+        index, shards = map(int, self.shard.split("/"))
+        return int.from_bytes(hashlib.sha256(url.encode()).digest()[:8]) % shards == index
 
     @model_validator(mode="after")
     def _some_and_no_two_alike(self) -> Self:
@@ -410,13 +431,15 @@ def _fault(where: str, fault: Any) -> str:
         message = "it is needed"
     elif fault["type"] != "value_error":
         message = _PLAIN.get(fault["type"], f"{message[0].lower()}{message[1:]}")
-        # Only a single value is repeated: a whole mapping may hold a secret.
-        secret = is_under(fault["loc"], MAY_HOLD_SECRETS)
+        # Only a single value is repeated, where one is meant: an address in place of more may hold a secret.
+        misplaced = fault["type"] in _WANTS_MORE and isinstance(fault["input"], str)
+        secret = misplaced or is_under(fault["loc"], MAY_HOLD_SECRETS)
         if not secret and isinstance(fault["input"], str | int | float | bool | None):
             message += f", got {fault['input']!r}"[:120]
     return f"{where}: {place}: {message}" if place else f"{where}: {message}"
 
 
+_WANTS_MORE = frozenset({"model_type", "model_attributes_type", "dict_type", "tuple_type"})
 _PLAIN = {
     "model_type": "a mapping (`key: value`) is needed",
     "model_attributes_type": "a mapping (`key: value`) is needed",

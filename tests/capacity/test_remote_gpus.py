@@ -1,5 +1,6 @@
 """Which GPUs of other machines serve which replica, and who is believed where several know a GPU."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from kvheadroom.capacity.remote_gpus import (
     join_remote,
     known_elsewhere,
 )
+from kvheadroom.monitor.board import Board
 
 NOW = 1000.0
 A, B = "GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-2222"
@@ -189,7 +191,7 @@ def test_this_machine_does_not_complain_of_what_an_exporter_knows() -> None:
     claims = (claim(A, replica="a"), claim("GPU-ffffffff", replica="f"), claim(replica="p", pod="v/p"))
     here = local(B)
     joined = join_remote(claims, (exporter(remote(A), remote(PART, "v/p")),), here)
-    runs = known_elsewhere(assign_gpus(claims, here), joined.runs)
+    runs = known_elsewhere(assign_gpus(claims, here), joined)
     assert [one.gpu for one in runs.not_here] == ["GPU-ffffffff"]
     assert runs.unassigned == ()
     assert sorted(assigned(joined)) == [("a", A, "config"), ("p", PART, "pod")]
@@ -217,3 +219,37 @@ def test_the_numbers_of_an_exporter_that_is_silent_for_three_intervals_are_withh
         (A, "exporter_down", f"{A}: dcgm_exporters[0] has given no numbers for 46 s")
     ]
     assert assigned(later) == [("r", A, "config")]
+
+
+def test_a_share_of_the_replicas_shows_the_gpus_that_serve_them_alone() -> None:
+    gone = replace(
+        exporter(remote(A), remote(B)), failures=(GpuFailure(PART, GpuFailureReason.LOST, f"{PART}: gone"),)
+    )
+    claims = (claim(A), claim(PART, replica="p"))
+    board = Board(())
+    board.publish_exporters((gone,))
+    for shard, gpus, failures in ((None, [A, B], [PART]), ("0/2", [A], [PART]), ("1/2", [], [])):
+        board.set_replicas((), (), shard)
+        board.claim_gpus(claims if shard != "1/2" else ())
+        known = board.fleet.remote_gpus
+        assert [gpu.gpu for gpu in known.gpus] == gpus
+        assert [failure.gpu for failure in known.failures] == failures
+
+
+def test_thousands_of_gpus_and_replicas_are_joined_while_nobody_waits() -> None:
+    gpus = [f"GPU-{index:08x}-1234" for index in range(4000)]
+    exporters = tuple(
+        exporter(*(remote(gpu) for gpu in gpus[first : first + 8]), index=first)
+        for first in range(0, len(gpus), 8)
+    )
+    claims = tuple(
+        # A beginning, a whole one that is nowhere, a pod that is nowhere.
+        claim(f"GPU-{index:08x}", f"GPU-ffff{index:04x}-9999", replica=str(index), pod="v/x")
+        for index in range(5000)
+    )
+    started = time.monotonic()
+    joined = join_remote(claims, exporters, NO_DRIVER)
+    took = time.monotonic() - started
+    assert len(joined.runs.assigned) == 4000
+    assert len(joined.runs.not_here) == 6000
+    assert took < 3

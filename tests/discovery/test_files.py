@@ -26,6 +26,7 @@ def _settles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
     # On a busy machine a test's one question is to be enough.
     monkeypatch.setattr(module, "PARSE_SECONDS", 60.0)
+    monkeypatch.setattr(module, "READ_SECONDS", 60.0)
 
 
 def source(*files: Path | str, **settings: Any) -> FileDiscovery:

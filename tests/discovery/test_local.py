@@ -31,8 +31,8 @@ def named(url: str, **endpoint: Any) -> Target:
 @pytest.mark.parametrize("url", HERE)
 def test_a_server_that_the_config_names_keeps_its_name_and_is_known_by_its_process(url: str) -> None:
     found = local(8000, *HERE)
-    (one,), rest, joined = join_local([named(url)], {"process_discovery": (found,)})
-    assert (rest, joined) == ({"process_discovery": ()}, {"process_discovery": 1})
+    (one,), rest = join_local([named(url)], {"process_discovery": (found,)})
+    assert rest == {"process_discovery": ()}
     assert isinstance(one.replica, LocalReplica)
     assert isinstance(found.replica, LocalReplica)
     assert one.replica.server == found.replica.server
@@ -44,26 +44,25 @@ def test_a_server_that_the_config_names_keeps_its_name_and_is_known_by_its_proce
 
 def test_so_does_one_that_another_source_names() -> None:
     found = {"file_sd_configs[0]": (named(HERE[1]),), "process_discovery": (local(8000, *HERE),)}
-    _, rest, joined = join_local([], found)
+    _, rest = join_local([], found)
     assert [len(targets) for targets in rest.values()] == [1, 0]
     assert isinstance(rest["file_sd_configs[0]"][0].replica, LocalReplica)
-    assert joined == {"file_sd_configs[0]": 0, "process_discovery": 1}
 
 
 def test_a_server_at_another_address_or_behind_a_proxy_is_another_one() -> None:
     found = {"process_discovery": (local(8000, *HERE),)}
     proxied = named(HERE[0], proxy=Proxy(url="http://proxy:3128"))
     for target in (named("http://10.0.0.8:8000"), named("http://127.0.0.1:8001"), proxied):
-        (one,), rest, _ = join_local([target], found)
+        (one,), rest = join_local([target], found)
         assert (one, rest) == (target, found)
 
 
 def test_a_unix_socket_is_the_same_server_at_the_same_path() -> None:
     found = {"process_discovery": (local(8000, *HERE, unix_socket="/run/v.sock"),)}
-    (one,), rest, _ = join_local([named("http://localhost", unix_socket="/run/v.sock")], found)
+    (one,), rest = join_local([named("http://localhost", unix_socket="/run/v.sock")], found)
     assert isinstance(one.replica, LocalReplica)
     assert rest == {"process_discovery": ()}
-    (other,), rest, _ = join_local([named("http://127.0.0.1:8000")], found)
+    (other,), rest = join_local([named("http://127.0.0.1:8000")], found)
     assert (isinstance(other.replica, LocalReplica), rest) == (False, found)
 
 

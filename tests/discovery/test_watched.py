@@ -214,6 +214,39 @@ def test_more_servers_than_are_watched_are_refused_as_a_whole(monkeypatch: pytes
     watching(test, monkeypatch)
 
 
+def test_shards_watch_every_server_once_and_whatever_else_changes_each_stays_in_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def listed(**settings: object) -> Found:
+        twice = server(2, name="second name of one server")
+        return Found(replicas=(*(server(port, **settings) for port in range(2, 202)), twice))
+
+    everyone: dict[str, str] = {}
+
+    async def test(fleet: Fleet) -> None:
+        for shard in ("0/3", "1/3", "2/3"):
+            config = CONFIG.model_copy(update={"shard": shard})
+            source = Listed(found=listed(labels={"team": "a"}))
+            fleet.prepare(source, config=config)
+            (status,) = (await fleet.ask()).discoveries
+            mine = [name for name in fleet.names if name != "fixed"]
+            assert status.targets == len(mine)
+            assert 40 < len(mine) < 100
+            # What is watched already is so in every shard, whoever watches it.
+            assert status.left_out == (
+                "second name of one server: its address is watched already, as 127.0.0.1:2",
+            )
+            assert fleet.watch.board.fleet.shard == shard
+            for name in fleet.names:
+                assert everyone.setdefault(name, shard) == shard
+            source.found = listed(labels={"team": "b"}, gpu="CPU")
+            await fleet.ask()
+            assert [name for name in fleet.names if name != "fixed"] == mine
+        assert len(everyone) == 201
+
+    watching(test, monkeypatch)
+
+
 def test_a_reload_keeps_a_source_that_is_as_it_was_and_the_list_of_one_that_is_not_until_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

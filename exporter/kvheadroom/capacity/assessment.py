@@ -239,6 +239,7 @@ class FleetAssessment:
         remote_gpus: of other machines.
         targets: the replicas by where they come from, and the operator's labels of each.
         discoveries: the sources of replicas that come and go.
+        shard: which share of all replicas these are, as `0/4`; None when they are all.
     """
 
     replicas: tuple[ReplicaAssessment, ...]
@@ -247,6 +248,7 @@ class FleetAssessment:
     remote_gpus: RemoteGpus = RemoteGpus()
     targets: tuple[WatchedTarget, ...] = ()
     discoveries: tuple[DiscoveryStatus, ...] = ()
+    shard: str | None = None
 
     @property
     def all_gpus(self) -> tuple[GpuSnapshot | RemoteGpu, ...]:

@@ -3,11 +3,14 @@
 Every type here crosses a room: `sources` makes them, the board joins them, the outputs show them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments, GpuClaim, NotHere, Unassigned
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+
+LEAST_NAME = len("GPU-12345678")
+"""So much of a UUID a name of the config has."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,22 +100,28 @@ class RemoteGpus:
         gpus: each once: of two exporters that know it, the first in the config is taken.
         failures: each of a GPU.
         runs: which replicas they serve.
+        found: (replica, a name of its `gpus`) of each name that is one of them.
     """
 
     exporters: tuple[ExporterStatus, ...] = ()
     gpus: tuple[RemoteGpu, ...] = ()
     failures: tuple[GpuFailure, ...] = ()
     runs: GpuAssignments = GpuAssignments()
-
-    def gpus_of(self, replica: str) -> tuple[RemoteGpu, ...]:
-        """Those that serve a replica, as far as they gave numbers."""
-        gpus = {one.gpu for one in self.runs.assigned if one.replica == replica}
-        return tuple(gpu for gpu in self.gpus if gpu.gpu in gpus)
+    found: frozenset[tuple[str, str]] = frozenset()
 
     def unassigned(self) -> tuple[RemoteGpu, ...]:
         """Those that serve nobody, as far as it is known."""
         serve = {one.gpu for one in self.runs.assigned}
         return tuple(gpu for gpu in self.gpus if gpu.gpu not in serve)
+
+    def only_assigned(self) -> "RemoteGpus":
+        """The same without what serves no replica."""
+        serve = {one.gpu for one in self.runs.assigned}
+        return replace(
+            self,
+            gpus=tuple(gpu for gpu in self.gpus if gpu.gpu in serve),
+            failures=tuple(failure for failure in self.failures if failure.gpu in serve),
+        )
 
     def without(self, silent: dict[str, str]) -> "RemoteGpus":
         """The same without the numbers of some exporters, by name, each with the reason as a sentence."""
@@ -121,12 +130,8 @@ class RemoteGpus:
             for gpu in self.gpus
             if gpu.source in silent
         )
-        return RemoteGpus(
-            exporters=self.exporters,
-            gpus=tuple(gpu for gpu in self.gpus if gpu.source not in silent),
-            failures=(*self.failures, *failures),
-            runs=self.runs,
-        )
+        gpus = tuple(gpu for gpu in self.gpus if gpu.source not in silent)
+        return replace(self, gpus=gpus, failures=(*self.failures, *failures))
 
 
 def join_remote(
@@ -136,11 +141,18 @@ def join_remote(
     gpus, failures = _told(exporters, set() if local is None else _known(local))
     no_driver = local is None or local.driver_absent
     can_tell = no_driver and all(exporter.taken_at is not None for exporter in exporters) and bool(exporters)
+    names = _Names(gpus, failures)
     return RemoteGpus(
         exporters=exporters,
         gpus=tuple(gpus.values()),
         failures=tuple(failures.values()),
-        runs=_assign(claims, gpus, failures, can_tell=can_tell),
+        runs=_assign(claims, gpus, names, can_tell=can_tell),
+        found=frozenset(
+            (claim.replica, str(name))
+            for claim in claims
+            for name in claim.gpus
+            if len(names.meant_by(str(name))) == 1
+        ),
     )
 
 
@@ -161,14 +173,9 @@ def _told(
 
 
 def _assign(
-    claims: tuple[GpuClaim, ...],
-    gpus: dict[str, RemoteGpu],
-    failures: dict[str, GpuFailure],
-    *,
-    can_tell: bool,
+    claims: tuple[GpuClaim, ...], gpus: dict[str, RemoteGpu], names: "_Names", *, can_tell: bool
 ) -> GpuAssignments:
     """Which replicas they serve. What the config says of a replica's GPUs is all that is said of it."""
-    names = {gpu.lower(): gpu for gpu in (*gpus, *failures)}
     pods: dict[str, list[str]] = {}
     for gpu in gpus.values():
         for pod in gpu.pods:
@@ -178,11 +185,11 @@ def _assign(
     unassigned: list[Unassigned] = []
     for claim in claims:
         for name in map(str, claim.gpus):
-            found = _named(name.lower(), names)
-            if found is not None:
-                assigned[found, claim.replica] = Assignment(found, claim.replica, "config")
+            found = names.meant_by(name)
+            if len(found) == 1:
+                assigned[found[0], claim.replica] = Assignment(found[0], claim.replica, "config")
             elif can_tell:
-                not_here.append(NotHere(name, claim.replica, _why_not(name, gpus)))
+                not_here.append(NotHere(name, claim.replica, names.why_not(name, found)))
         if claim.pod is not None and not claim.gpus:
             of_pod = _of_pod(claim.pod, pods)
             if isinstance(of_pod, str):
@@ -194,17 +201,51 @@ def _assign(
     )
 
 
-def known_elsewhere(runs: GpuAssignments, remote: GpuAssignments) -> GpuAssignments:
+class _Names:
+    """The names of all GPUs that exporters tell of, to be found by those of the config without a look at each."""
+
+    def __init__(self, gpus: dict[str, RemoteGpu], failures: dict[str, GpuFailure]) -> None:
+        self._names = {gpu.lower(): gpu for gpu in (*gpus, *failures)}
+        self._by_beginning: dict[str, list[str]] = {}
+        for name in self._names:
+            self._by_beginning.setdefault(name[:LEAST_NAME], []).append(name)
+        self._parts: dict[str, list[str]] = {}
+        for gpu in gpus.values():
+            if gpu.parent is not None:
+                self._parts.setdefault(gpu.parent.lower(), []).append(gpu.gpu)
+
+    def meant_by(self, name: str) -> list[str]:
+        """The GPUs that a name of the config means: several where it is the beginning of several UUIDs."""
+        wanted = name.lower()
+        # MIG-GPU-.../3/0 is a compute instance of MIG-GPU-.../3, whose memory is that of its GPU instance.
+        exact = self._names.get(wanted) or self._names.get(wanted.rpartition("/")[0])
+        if exact is not None:
+            return [exact]
+        alike = self._by_beginning.get(wanted[:LEAST_NAME], ())
+        return [self._names[known] for known in alike if known.startswith(wanted) and "/" not in known]
+
+    def why_not(self, name: str, found: list[str]) -> str:
+        """Why it means no one GPU, as the end of a sentence about it."""
+        if found:
+            return "is how the UUIDs of several GPUs begin; give the whole UUID"
+        parts = self._parts.get(name.lower())
+        if parts:
+            return f"is divided into MIG devices; give one of them ({', '.join(parts)})"
+        if name.isdecimal():
+            return "is an index, which says nothing of other machines' GPUs; give the UUID"
+        if name.startswith("MIG-") and not name.startswith("MIG-GPU-"):
+            return "is told of by no exporter: there a MIG device is called MIG-<UUID of its GPU>/<its GPU instance>"
+        return "is told of by no exporter of `dcgm_exporters`"
+
+
+def known_elsewhere(runs: GpuAssignments, remote: RemoteGpus) -> GpuAssignments:
     """The assignments of this machine without complaints of what an exporter knows."""
-    elsewhere = {one.replica for one in remote.assigned} | {one.replica for one in remote.unassigned}
-    named = {(one.replica, one.gpu.lower()) for one in remote.assigned}
+    elsewhere = {one.replica for one in remote.runs.assigned} | {
+        one.replica for one in remote.runs.unassigned
+    }
     return GpuAssignments(
         assigned=runs.assigned,
-        not_here=tuple(
-            one
-            for one in runs.not_here
-            if not any(one.replica == replica and _means(one.gpu, gpu) for replica, gpu in named)
-        ),
+        not_here=tuple(one for one in runs.not_here if (one.replica, one.gpu) not in remote.found),
         unassigned=tuple(one for one in runs.unassigned if one.replica not in elsewhere),
         others=runs.others,
     )
@@ -214,38 +255,6 @@ def _known(local: GpuReading) -> set[str | None]:
     known = {gpu.gpu for gpu in local.gpus} | {gpu.parent for gpu in local.gpus if gpu.parent is not None}
     failed = {failure.gpu for failure in local.failures if failure.gpu is not None}
     return {*known, *failed, *local.divided}
-
-
-def _means(name: str, gpu: str) -> bool:
-    """Whether a name of the config is that of a GPU, or the beginning of it."""
-    wanted, known = name.lower(), gpu.lower()
-    if "/" in known:
-        # MIG-GPU-.../3/0 is a compute instance of MIG-GPU-.../3, whose memory is that of its GPU instance.
-        return wanted == known or wanted.startswith(f"{known}/")
-    return known.startswith(wanted)
-
-
-def _named(wanted: str, names: dict[str, str]) -> str | None:
-    if wanted in names:
-        return names[wanted]
-    found = [gpu for name, gpu in names.items() if _means(wanted, name)]
-    return found[0] if len(found) == 1 else None
-
-
-def _why_not(name: str, gpus: dict[str, RemoteGpu]) -> str:
-    """As the end of a sentence about the name."""
-    if sum(_means(name, gpu) for gpu in gpus) > 1:
-        return "is how the UUIDs of several GPUs begin; give the whole UUID"
-    parts = [gpu.gpu for gpu in gpus.values() if gpu.parent is not None and _means(name, gpu.parent)]
-    if parts:
-        return f"is divided into MIG devices; give one of them ({', '.join(parts)})"
-    if name.isdecimal():
-        return "is an index, which says nothing of other machines' GPUs; give the UUID"
-    if name.startswith("MIG-") and not name.startswith("MIG-GPU-"):
-        return (
-            "is told of by no exporter: there a MIG device is called MIG-<UUID of its GPU>/<its GPU instance>"
-        )
-    return "is told of by no exporter of `dcgm_exporters`"
 
 
 def _of_pod(pattern: str, pods: dict[str, list[str]]) -> tuple[str, ...] | str:

@@ -21,5 +21,5 @@ def sources_of(config: Config, session: Session, files: SlowFiles, proc: Path) -
         sources.append(HttpDiscovery(f"http_sd_configs[{index}]", page, session, files))
     if config.process_discovery is not None:
         processes = VllmProcesses(proc)
-        sources.append(ProcessDiscovery("process_discovery", config.process_discovery, files, processes.scan))
+        sources.append(ProcessDiscovery(config.process_discovery, files, processes.scan))
     return sources

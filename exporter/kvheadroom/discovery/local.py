@@ -11,8 +11,8 @@ Found = Mapping[str, tuple[Target, ...]]
 
 def join_local(
     static: Sequence[Target], found: Found
-) -> tuple[tuple[Target, ...], dict[str, tuple[Target, ...]], dict[str, int]]:
-    """(replicas of the config, those of each source, how many of each source are left to who names them too).
+) -> tuple[tuple[Target, ...], dict[str, tuple[Target, ...]]]:
+    """(replicas of the config, those of each source).
 
     Who names a server keeps its name and settings, and its process tells the rest.
     """
@@ -43,7 +43,7 @@ def join_local(
         )
         for source, targets in others.items()
     }
-    return named, rest, {source: len(others[source]) - len(rest[source]) for source in others}
+    return named, rest
 
 
 def _places(replica: LocalReplica) -> list[tuple[str, str]]:

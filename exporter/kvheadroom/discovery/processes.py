@@ -10,6 +10,7 @@ from kvheadroom.discovery.watched import one_line
 from kvheadroom.sources.slow_files import SlowFiles
 from kvheadroom.sources.vllm_processes import FoundServer, ProcessScan
 
+NAME = "process_discovery"
 LOOK_SECONDS = 5.0
 _SEE_MORE = "run kvheadroom as root or as the servers' user, or give it CAP_SYS_PTRACE"
 
@@ -22,13 +23,9 @@ class ProcessDiscovery:
     """
 
     def __init__(
-        self,
-        name: str,
-        settings: ProcessDiscoveryConfig,
-        files: SlowFiles,
-        scan: Callable[[], ProcessScan],
+        self, settings: ProcessDiscoveryConfig, files: SlowFiles, scan: Callable[[], ProcessScan]
     ) -> None:
-        self.name = name
+        self.name = NAME
         self.settings = settings
         self.interval_seconds = settings.refresh_interval
         self._files = files

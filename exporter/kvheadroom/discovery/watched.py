@@ -43,6 +43,8 @@ class _Source:
     discovery: Discovery
     status: DiscoveryStatus
     anew: bool = True
+    listed: tuple[ReplicaConfig, ...] | None = None
+    """The list that the targets were made of, where none of it had a fault in its access."""
     targets: tuple[Target, ...] = ()
     failures: Counter[FailureReason] = field(default_factory=Counter)
     task: asyncio.Task[None] | None = None
@@ -126,7 +128,7 @@ class Discoveries:
             found = await source.discovery.find(anew=source.anew)
             faults: list[str] = []
             targets = source.targets
-            if found.replicas is not None:
+            if found.replicas is not None and found.replicas != source.listed:
                 targets, faults = await self._open(found.replicas, source.targets)
         except Exception as error:
             log.exception("%s: asking it failed, please report it", name)
@@ -143,6 +145,8 @@ class Discoveries:
         self._tell(source, found, targets, faults)
         changed = targets != source.targets
         source.targets = targets
+        if found.replicas is not None:
+            source.listed = None if faults else found.replicas
         before = source.status
         if found.failure is not None:
             source.failures[found.failure.reason] += 1
@@ -200,6 +204,8 @@ class Discoveries:
             log.warning("%s: %s", name, one_line(found.failure.detail))
         if found.replicas is not None:
             tell_left_out(name, before.left_out, (*found.left_out, *faults))
+        if targets is source.targets:
+            return
         old = {target.replica.replica for target in source.targets}
         now = {target.replica.replica for target in targets}
         if old != now:

@@ -48,11 +48,18 @@ class Board:
             self._published = True
 
     def set_replicas(
-        self, replicas: tuple[ReplicaAssessment, ...], targets: tuple[WatchedTarget, ...]
+        self,
+        replicas: tuple[ReplicaAssessment, ...],
+        targets: tuple[WatchedTarget, ...],
+        shard: str | None = None,
     ) -> None:
-        """Another set of replicas, after a reload or when some came or went."""
+        """Another set of replicas, after a reload or when some came or went.
+
+        Args:
+            shard: which share of all they are; None when they are all.
+        """
         self._latest = {replica.replica: replica for replica in replicas}
-        self._fleet = replace(self._fleet, targets=targets)
+        self._fleet = replace(self._fleet, targets=targets, shard=shard)
         self._published = True
 
     def set_discoveries(self, discoveries: tuple[DiscoveryStatus, ...]) -> None:
@@ -83,9 +90,12 @@ class Board:
         """Join what is known of all GPUs to the replicas that they serve."""
         gpus = self._gpus
         remote = join_remote(self._claims, self._exporters, None if gpus is None else gpus.reading)
+        if self._fleet.shard is not None:
+            # Who they serve is another share's to tell.
+            remote = remote.only_assigned()
         if gpus is not None:
             runs = assign_gpus(self._claims, gpus.reading)
-            gpus = replace(gpus, runs=known_elsewhere(runs, remote.runs))
+            gpus = replace(gpus, runs=known_elsewhere(runs, remote))
         self._fleet = replace(self._fleet, gpus=gpus, remote_gpus=remote)
 
     def set_reload(self, reload: ReloadStatus) -> None:

@@ -66,7 +66,8 @@ def check_report(fleet: FleetAssessment) -> Iterator[str]:
         yield from _gpus(fleet, fleet.gpus)
     yield from _remote_gpus(fleet)
     complete = sum(_is_complete(replica) for replica in fleet.replicas)
-    yield f"{complete} of {len(fleet.replicas)} replicas complete"
+    share = "" if fleet.shard is None else f" (share {fleet.shard} of all)"
+    yield f"{complete} of {len(fleet.replicas)} replicas complete{share}"
 
 
 def _discovery(source: DiscoveryStatus) -> Iterator[str]:

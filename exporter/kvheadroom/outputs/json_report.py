@@ -36,6 +36,7 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
         "notice": notice,
         "now": now,
         "config_fault": None if fleet.reload is None else fleet.reload.fault,
+        "shard": fleet.shard,
         "replicas": [_replica(replica, now) for replica in fleet.replicas],
         "targets": [
             {"replica": target.replica, "source": target.source, "labels": dict(target.labels)}

@@ -6,6 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvheadroom import __version__
 from kvheadroom.capacity.assessment import FleetAssessment, ReplicaState, is_stale
+from kvheadroom.capacity.remote_gpus import RemoteGpu
 from kvheadroom.outputs.numbers import count, percent, seconds, signed, signed_percent, size
 
 
@@ -19,8 +20,17 @@ def render_page(fleet: FleetAssessment, now: float, notice: str | None, *, still
     targets = {replica.replica: None for replica in fleet.replicas} | {
         target.replica: target for target in fleet.targets
     }
+    remote = fleet.remote_gpus
+    runs = {gpu: set(replicas) for gpu, replicas in fleet.served().items()}
+    remote_of: dict[str, list[RemoteGpu]] = {}
+    for gpu in remote.gpus:
+        for replica in runs.get(gpu.gpu, ()):
+            remote_of.setdefault(replica, []).append(gpu)
     return _TEMPLATE.render(
         fleet=fleet,
+        remote_of=remote_of,
+        remote_unassigned={one.replica: one.why for one in remote.runs.unassigned},
+        asleep=fleet.gpus_asleep(),
         targets=targets,
         now=now,
         notice=notice,
