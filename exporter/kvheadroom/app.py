@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 CHECK_FACTS_SECONDS = 30.0
 CONFIG_FILES_SECONDS = 5.0
+CARD_SECONDS = 0.1
 GPU_SECONDS = 5.0
 """Without persistence mode a driver takes seconds to start; its thread waits, nobody else does."""
 
@@ -267,12 +268,15 @@ class Watch:
         return tuple(claim.url for claim in self._claims if not claim.on_cpu)
 
     async def _find_card(self, replica: str) -> str | None:
-        """The card that a server of this machine runs on, once the GPUs were read."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GPU_SECONDS + 1.0):
-                await self.gpus_read.wait()
-        gpus = self.board.fleet.gpus
-        return None if gpus is None else gpus.card_of(replica)
+        """The card that a server of this machine runs on, once the GPUs were read and, if need be, its processes found."""
+        deadline = time.monotonic() + GPU_SECONDS + 2 * self._interval_seconds
+        while True:
+            gpus = self.board.fleet.gpus
+            if gpus is not None and (gpus.tells_card_of(replica) or time.monotonic() > deadline):
+                return gpus.card_of(replica)
+            if time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(CARD_SECONDS)
 
     async def close(self) -> None:
         """End every sampler and every source of replicas."""

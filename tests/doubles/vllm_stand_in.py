@@ -22,6 +22,9 @@ MODEL = REPOSITORY / "exporter" / "kvheadroom" / "recordings" / "tiny-llama"
 _PROGRAM = f"import sys; sys.path[:0] = [{str(REPOSITORY)!r}]; from tests.doubles import vllm_stand_in; vllm_stand_in.main()\n"
 _PLACE = "STAND_IN_LISTENS_AT"
 _KIND = "STAND_IN_KIND"
+_RELEASE = "STAND_IN_RELEASE"
+CPU_BUILD = "0.32.0+cpu"
+"""A build for CPUs that says so."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def stand_in(
     kind: str = "plain",
     environment: Mapping[str, str] | None = None,
     module: bool = False,
+    release: str = CPU_BUILD,
 ) -> Iterator[StandIn]:
     """`python .../vllm WORDS`, from when it answers.
 
@@ -71,7 +75,7 @@ def stand_in(
         cwd=folder,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env={"HOME": str(folder), **(environment or {}), _PLACE: place, _KIND: kind},
+        env={"HOME": str(folder), **(environment or {}), _PLACE: place, _KIND: kind, _RELEASE: release},
     )
     running = StandIn(process)
     try:
@@ -120,7 +124,6 @@ def _answers() -> dict[str, Answer]:
     model = {"id": "tiny", "root": str(MODEL), "parent": None, "max_model_len": 2048}
     return {
         "/metrics": text_answer(page),
-        # A build for CPUs says so.
-        "/version": text_answer('{"version": "0.32.0+cpu"}'),
+        "/version": text_answer(json.dumps({"version": os.environ.get(_RELEASE, CPU_BUILD)})),
         "/v1/models": text_answer(json.dumps({"data": [model]})),
     }

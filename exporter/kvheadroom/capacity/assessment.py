@@ -194,6 +194,10 @@ class GpuAssessment:
         names = {None if gpu.parent is not None else catalogue_name(gpu.name) for gpu in gpus}
         return names.pop() if len(names) == 1 else None
 
+    def tells_card_of(self, replica: str) -> bool:
+        """Whether more of the server's processes would tell no more of its card."""
+        return bool(self.gpus_of(replica)) or len({gpu.name for gpu in self.reading.gpus}) < 2
+
     def found_by_process(self, replica: str) -> bool:
         """Whether its GPUs are known by its processes, not by the config."""
         return any(one.replica == replica and one.by == "process" for one in self.runs.assigned)
