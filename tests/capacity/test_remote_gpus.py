@@ -22,6 +22,7 @@ from kvheadroom.monitor.board import Board
 NOW = 1000.0
 A, B = "GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-2222"
 PART, OTHER_PART = "MIG-GPU-cccccccc-3333/3", "MIG-GPU-cccccccc-3333/13"
+REFUSED = SourceFailure("dcgm_exporters[0]", FailureReason.REFUSED, "nothing listens there")
 NO_DRIVER = GpuReading(taken_at=NOW, duration_seconds=0.0, driver_absent=True)
 
 
@@ -155,6 +156,8 @@ def test_a_replica_has_the_gpus_of_the_one_pod_that_is_named(
     joined = join_remote((claim(pod=pod),), (known,), NO_DRIVER)
     assert assigned(joined) == [("r", gpu, "pod") for gpu in gpus or ()]
     assert [one.why for one in joined.runs.unassigned] == ([] if why is None else [why])
+    on_cpu = join_remote((replace(claim(pod=pod), on_cpu=True),), (known,), NO_DRIVER)
+    assert (on_cpu.runs.assigned, on_cpu.runs.unassigned) == ((), ())
     # What the config says of a replica's GPUs is all that is said of it.
     assert assigned(join_remote((claim(A, pod=pod),), (known,), NO_DRIVER)) == [("r", A, "config")]
 
@@ -173,9 +176,16 @@ def test_the_parts_of_a_gpu_that_this_machine_divides_are_its_own_too() -> None:
     assert [gpu.gpu for gpu in joined.gpus] == [B]
 
 
-def test_of_two_exporters_that_know_a_gpu_the_first_is_believed() -> None:
-    joined = join_remote((), (exporter(remote(A, used=7)), exporter(remote(A, used=9), index=1)), None)
-    assert [(gpu.used_bytes, gpu.source) for gpu in joined.gpus] == [(7, "dcgm_exporters[0]")]
+def test_of_two_exporters_that_know_a_gpu_the_first_that_answers_is_believed() -> None:
+    first, second = exporter(remote(A, used=7)), exporter(remote(A, used=9), index=1)
+    for exporters, used in (
+        ((first, second), 7),
+        ((replace(first, failure=REFUSED), second), 9),
+        ((replace(first, failure=REFUSED), replace(second, failure=REFUSED)), 7),
+    ):
+        joined = join_remote((), exporters, None)
+        assert [gpu.used_bytes for gpu in joined.gpus] == [used]
+        assert joined.exporters == exporters
 
 
 def test_a_gpu_without_numbers_stays_its_replicas() -> None:
@@ -200,8 +210,7 @@ def test_this_machine_does_not_complain_of_what_an_exporter_knows() -> None:
 def test_the_numbers_of_an_exporter_that_is_silent_for_three_intervals_are_withheld_and_its_gpus_are_down() -> (
     None
 ):
-    refused = SourceFailure("dcgm_exporters[0]", FailureReason.REFUSED, "nothing listens there")
-    exporters = (replace(exporter(remote(A)), failure=refused), exporter(remote(B), index=1))
+    exporters = (replace(exporter(remote(A)), failure=REFUSED), exporter(remote(B), index=1))
     fleet = FleetAssessment((), remote_gpus=join_remote((claim(A),), exporters, None))
     still = withhold_stale(fleet, NOW + 44).remote_gpus
     assert [gpu.gpu for gpu in still.gpus] == [A, B]

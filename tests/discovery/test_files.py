@@ -272,10 +272,11 @@ def test_a_pattern_without_a_file_is_told_as_long_as_it_has_none(tmp_path: Path)
     assert (names(found), found.failure) == (["a:1", "b:1"], None)
 
 
-def test_labels_written_as_nothing_are_none(tmp_path: Path) -> None:
-    (tmp_path / "a.yml").write_text("- targets: [a:1]\n  labels:\n")
-    (tmp_path / "b.json").write_text('[{"targets": ["b:1"], "labels": null}]')
-    found = find(source(tmp_path / "a.yml", tmp_path / "b.json"))
+def test_what_is_written_as_nothing_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text("- targets: [a:1]\n  labels:\n- targets:\n")
+    (tmp_path / "b.json").write_text('[{"targets": ["b:1"], "labels": null}, {"targets": null}]')
+    (tmp_path / "c.json").write_text("null")
+    found = find(source(tmp_path / "a.yml", tmp_path / "b.json", tmp_path / "c.json"))
     assert (names(found), found.failure) == (["a:1", "b:1"], None)
 
 

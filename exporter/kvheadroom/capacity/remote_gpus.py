@@ -97,7 +97,7 @@ class RemoteGpus:
     """All exporters, and each GPU that they tell of and this machine does not.
 
     Attributes:
-        gpus: each once: of two exporters that know it, the first in the config is taken.
+        gpus: each once: of two exporters that know it, the first in the config that answers is taken.
         failures: each of a GPU.
         runs: which replicas they serve.
         found: (replica, a name of its `gpus`) of each name that is one of them.
@@ -162,14 +162,17 @@ def _told(
     """Each GPU once, by name: those with numbers, and those of which no exporter tells any."""
     gpus: dict[str, RemoteGpu] = {}
     failures: dict[str, GpuFailure] = {}
-    for exporter in exporters:
+    # One that does not answer any more is believed only where no other one knows better.
+    for exporter in sorted(exporters, key=lambda one: one.failure is not None):
         for gpu in exporter.gpus:
             if not {gpu.gpu, gpu.parent} & here:
                 gpus.setdefault(gpu.gpu, gpu)
         for failure in exporter.failures:
             if failure.gpu is not None and failure.gpu not in here:
                 failures.setdefault(failure.gpu, failure)
-    return gpus, {gpu: failure for gpu, failure in failures.items() if gpu not in gpus}
+    places = {exporter.source: place for place, exporter in enumerate(exporters)}
+    in_order = dict(sorted(gpus.items(), key=lambda item: places[item[1].source]))
+    return in_order, {gpu: failure for gpu, failure in failures.items() if gpu not in gpus}
 
 
 def _assign(
@@ -190,7 +193,7 @@ def _assign(
                 assigned[found[0], claim.replica] = Assignment(found[0], claim.replica, "config")
             elif can_tell:
                 not_here.append(NotHere(name, claim.replica, names.why_not(name, found)))
-        if claim.pod is not None and not claim.gpus:
+        if claim.pod is not None and not claim.gpus and not claim.on_cpu:
             of_pod = _of_pod(claim.pod, pods)
             if isinstance(of_pod, str):
                 unassigned.append(Unassigned(claim.replica, of_pod))

@@ -55,6 +55,7 @@ class _Samples:
     labels: Mapping[str, str]
     values: dict[str, set[float]] = field(default_factory=dict)
     pods: set[Pod] = field(default_factory=set)
+    exported_pods: set[Pod] = field(default_factory=set)
     used_by_pod: bool = False
     oldest_at: float = math.inf
 
@@ -83,7 +84,11 @@ def parse_dcgm_page(
     divided = {uuid for uuid, instance in found if instance}
     gpus: list[RemoteGpu] = []
     failures: list[GpuFailure] = []
+    # Behind a Prometheus the exporter's labels may be `exported_`; those without are of the exporter's own pod then.
+    relabelled = any(samples.exported_pods for samples in found.values())
     for (uuid, instance), samples in found.items():
+        if relabelled:
+            samples.pods = samples.exported_pods
         # Of a GPU in MIG mode, only its instances are somebody's.
         if instance or uuid not in divided:
             one = _gpu(uuid, instance, samples, source, now)
@@ -105,13 +110,13 @@ def _lines(body: bytes) -> Iterator[tuple[str, dict[str, str], float, float | No
 
 
 def _add(samples: _Samples, name: str, labels: Mapping[str, str], value: float, at: float | None) -> None:
-    # Behind a Prometheus the exporter's own labels may be `exported_`, and those without are of the exporter's pod.
-    for prefix, suffix in (("exported_", ""), ("", ""), ("", "_name")):
-        pod = labels.get(f"{prefix}pod{suffix}")
-        if pod:
-            namespace = labels.get(f"{prefix}{'pod_namespace' if suffix else 'namespace'}", "")
-            samples.pods.add(Pod(namespace, pod))
-            break
+    for pods, namespace, pod in (
+        (samples.exported_pods, "exported_namespace", "exported_pod"),
+        (samples.pods, "namespace", "pod"),
+        (samples.pods, "pod_namespace", "pod_name"),
+    ):
+        if labels.get(pod):
+            pods.add(Pod(labels.get(namespace, ""), labels[pod]))
     if at is not None:
         samples.oldest_at = min(samples.oldest_at, at)
     if name == "used" and "vgpu" in labels:

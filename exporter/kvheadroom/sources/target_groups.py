@@ -41,6 +41,8 @@ def parse_target_groups(text: str, *, as_json: bool) -> tuple[TargetGroup, ...]:
         content = _json(text) if as_json else parse_yaml(text, only_texts=True)
     except YamlFaultError as error:
         raise BadTargetsError(str(error)) from error
+    if as_json and content is None:
+        content = []
     if not isinstance(content, list):
         raise BadTargetsError("is no list of target groups (`[{targets: [host:port]}]`)")
     groups = tuple(_group(index, group) for index, group in enumerate(content))
@@ -78,14 +80,20 @@ def _group(index: int, group: object) -> TargetGroup:
     if odd is not None:
         raise BadTargetsError(f"{place} has the key {str(odd)[:40]!r}; only `targets` and `labels` are known")
     targets, labels = group.get("targets"), group.get("labels")
-    if labels is None or labels == "":
-        # What is written as nothing, in JSON and in YAML, is nothing to Prometheus too.
+    # What is written as nothing, in JSON and in YAML, is nothing to Prometheus too; programs in Go write empty lists so.
+    if "targets" in group and _is_nothing(targets):
+        targets = []
+    if _is_nothing(labels):
         labels = {}
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise BadTargetsError(f"{place} needs `targets`, a list of texts (`[host:port]`)")
     if not isinstance(labels, dict) or not all(map(_is_label, labels.items())):
         raise BadTargetsError(f"{place} has `labels` that are no mapping of texts (`name: value`)")
     return TargetGroup(tuple(targets), labels)
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or value == ""
 
 
 def _is_label(item: tuple[Hashable, object]) -> bool:
