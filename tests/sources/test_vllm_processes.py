@@ -3,12 +3,15 @@
 import os
 import shlex
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvheadroom.sources.vllm_arguments.command_line import read_command_line
 from kvheadroom.sources.vllm_processes import FoundServer, ProcessScan, VllmProcesses
+from tests.daemon import wait_for
 from tests.doubles.proc_folder import BOOTED_AT, OURS, ProcFolder, Started
 
 POD = "net:[2]"
@@ -330,6 +333,66 @@ def test_what_a_server_has_loaded_is_asked_once_and_not_before_it_listens(
     proc.write()
     looks.scan()
     assert len(asked) == 2
+
+
+def test_a_server_whose_disk_hangs_holds_no_other_up_and_stays_as_it_was(
+    proc: ProcFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f.yaml").write_text("block-size: 32\n")
+    os.utime(tmp_path / "f.yaml", (BOOTED_AT, BOOTED_AT))
+    serve(proc, "vllm serve /m --port 8001 --config f.yaml", pid=100, port=8001, working=str(tmp_path))
+    serve(proc, "vllm serve /m --port 8002", pid=200, port=8002)
+    processes = VllmProcesses(proc.write(), wait_seconds=0.3)
+    assert len(processes.scan().found) == 2
+    hangs, asked = threading.Event(), []
+    reading = Path.read_bytes
+
+    def hang(path: Path) -> bytes:
+        if path.name != "f.yaml":
+            return reading(path)
+        asked.append(path)
+        hangs.wait(20)
+        return b"block-size: 64\n"
+
+    monkeypatch.setattr(Path, "read_bytes", hang)
+    try:
+        for _ in range(3):
+            first, second = processes.scan().found
+            assert first.server.command_line.flags == {"block_size": 32}
+            assert second.base_url == "http://127.0.0.1:8002"
+        assert len(asked) == 1
+        # Another process, of which nothing is known yet.
+        again = started("vllm serve /m --port 8001 --config f.yaml", working=str(tmp_path), after_ticks=101)
+        proc.launch(100, 50, 500, started=again)
+        proc.write()
+        looked = processes.scan()
+        assert urls(looked) == ["http://127.0.0.1:8002"]
+        assert looked.left_out == (
+            "vLLM server with PID 100: its folders did not answer yet; does a disk of it hang?",
+        )
+    finally:
+        hangs.set()
+    wait_for(lambda: len(processes.scan().found) == 2, "its disk")
+    assert processes.scan().found[0].server.command_line.flags == {"block_size": 64}
+
+
+def test_a_fault_of_ours_with_one_server_is_told_without_its_words_and_costs_no_other(
+    proc: ProcFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(proc, f"vllm serve {SECRET} --port 8001", pid=100, port=8001)
+    serve(proc, "vllm serve /m --port 8002", pid=200, port=8002)
+
+    def fail(words: tuple[str, ...], **more: Any) -> Any:
+        if SECRET in words:
+            raise ValueError(*words)
+        return read_command_line(words, **more)
+
+    monkeypatch.setattr("kvheadroom.sources.vllm_processes.read_command_line", fail)
+    looked = scan(proc)
+    assert urls(looked) == ["http://127.0.0.1:8002"]
+    assert looked.left_out == (
+        "vLLM server with PID 100: a fault of kvheadroom (ValueError), please report it",
+    )
 
 
 def test_engines_that_no_server_here_started_are_counted(proc: ProcFolder) -> None:

@@ -6,13 +6,15 @@ Nothing of a command line but what `ServerSettings` takes out of it is kept, and
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from kvheadroom.capacity.local_server import FolderTree, LocalServer
 from kvheadroom.sources.folder_trees import seen_from_here
 from kvheadroom.sources.hub_environment import CACHE_VARIABLES, hub_cache
+from kvheadroom.sources.patient_looks import PatientLooks
 from kvheadroom.sources.proc_files import link_of, text_of
 from kvheadroom.sources.process_list import (
     Process,
@@ -33,6 +35,7 @@ from kvheadroom.sources.vllm_arguments.flag_words import named_config
 from kvheadroom.sources.vllm_builds import is_cpu_build
 from kvheadroom.sources.vllm_launches import Launch, is_engine, launch_of
 
+LOOK_SECONDS = 1.0
 _FOLDER_VARIABLES = CACHE_VARIABLES | {"HOME", "VLLM_USE_MODELSCOPE"}
 _CLOCK_DOUBT_SECONDS = 5.0
 """The kernel tells its start in whole seconds, and a clock may have been set since."""
@@ -77,33 +80,44 @@ class ProcessScan:
     own_numbers: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one server's process shows."""
+
+    found: tuple[FoundServer, ...] = ()
+    left: tuple[Left, ...] = ()
+    is_partly_hidden: bool = False
+    is_cpu_build: bool | None = None
+
+
+_Looks = PatientLooks[tuple[int, int], _Seen]
+_STUCK = _Seen(left=(Left("its folders did not answer yet; does a disk of it hang?"),))
+
+
 class VllmProcesses:
-    """Finds servers. What it reads may block, so it is for a thread that may hang.
+    """Finds servers. To be used from one thread only.
 
     Args:
         proc: `/proc`.
     """
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(self, proc: Path = Path("/proc"), *, wait_seconds: float = LOOK_SECONDS) -> None:
         self._proc = proc
-        self._cpu_builds: dict[tuple[int, int], bool] = {}
+        self._looks: _Looks = PatientLooks(wait_seconds)
 
     def scan(self) -> ProcessScan:
         """All servers that there are now."""
-        look = _Look(self._proc, list_processes(self._proc), self._cpu_builds)
-        scan = look.scan()
-        self._cpu_builds = look.cpu_builds
-        return scan
+        return _Look(self._proc, list_processes(self._proc), self._looks).scan()
 
 
 class _Look:
     """One look: what many servers share is read once."""
 
-    def __init__(self, proc: Path, listing: ProcessList, cpu_builds: Mapping[tuple[int, int], bool]) -> None:
-        self._known_builds = cpu_builds
-        self.cpu_builds: dict[tuple[int, int], bool] = {}
+    def __init__(self, proc: Path, listing: ProcessList, looks: _Looks) -> None:
         self._proc = proc
         self._listing = listing
+        self._looks = looks
+        self._places = ServerPlaces(proc, listing)
         self._launches = {
             process.pid: launch
             for process in listing.processes.values()
@@ -111,30 +125,19 @@ class _Look:
         }
 
     def scan(self) -> ProcessScan:
-        places = ServerPlaces(self._proc, self._listing)
-        found: list[FoundServer] = []
-        left: list[tuple[int, Left]] = []
-        partly_hidden = 0
+        seen: dict[int, _Seen] = {}
+        keys = set()
         for process in self._servers():
-            server, settings = self._server(process, self._launches[process.pid])
-            partly_hidden += bool(server.folders.hidden_because)
-            for place in places.find(process, settings, server.folders):
-                if isinstance(place, Left):
-                    left.append((process.pid, place))
-                    continue
-                is_cpu_build = self._is_cpu_build(process, server.folders)
-                found.append(
-                    FoundServer(
-                        server=replace(server, is_cpu_build=is_cpu_build, urls=frozenset(place.urls)),
-                        settings=settings,
-                        base_url=place.urls[0],
-                        unix_socket=place.unix_socket,
-                    )
-                )
-        clear, clashes = _without_clashes(found)
-        left += clashes
+            key = (process.pid, process.started_ticks)
+            keys.add(key)
+            # What one server's config, socket and packages lie on may hang, for that server alone.
+            answer = self._looks.look(key, partial(self._look_at, process, self._looks.last(key)))
+            seen[process.pid] = answer or _STUCK
+        self._looks.keep_only(keys)
+        found, clashes = _without_clashes([server for one in seen.values() for server in one.found])
+        left = [(pid, why) for pid, one in seen.items() for why in one.left] + clashes
         return ProcessScan(
-            found=tuple(clear),
+            found=tuple(found),
             left_out=tuple(_sentence(pid, one) for pid, one in left if not one.quiet),
             quiet=tuple(_sentence(pid, one) for pid, one in left if one.quiet),
             engines_alone=sum(
@@ -145,9 +148,38 @@ class _Look:
             processes=len(self._listing.processes),
             hidden=self._listing.hidden,
             others_hidden=self._listing.others_hidden,
-            partly_hidden=partly_hidden,
+            partly_hidden=sum(one.is_partly_hidden for one in seen.values()),
             own_numbers=link_of(self._proc / "self" / "ns" / "pid") != INITIAL_PID_NAMESPACE,
         )
+
+    def _look_at(self, process: Process, before: _Seen | None) -> _Seen:
+        try:
+            return self._see(process, None if before is None else before.is_cpu_build)
+        except Exception as error:  # noqa: BLE001  whatever one server does to us, the others are found
+            # Without its words: they may be of a command line.
+            return _Seen(left=(Left(f"a fault of kvheadroom ({type(error).__name__}), please report it"),))
+
+    def _see(self, process: Process, built: bool | None) -> _Seen:  # noqa: FBT001  what is known of a build
+        server, settings = self._server(process, self._launches[process.pid])
+        folders = server.folders
+        found: list[FoundServer] = []
+        left: list[Left] = []
+        for place in self._places.find(process, settings, folders):
+            if isinstance(place, Left):
+                left.append(place)
+                continue
+            if built is None and not folders.hidden_because:
+                # Once, and not before it listens: the list of what it has loaded is long, and grows until then.
+                built = is_cpu_build(self._proc / str(process.pid), folders.root)
+            found.append(
+                FoundServer(
+                    server=replace(server, is_cpu_build=built or False, urls=frozenset(place.urls)),
+                    settings=settings,
+                    base_url=place.urls[0],
+                    unix_socket=place.unix_socket,
+                )
+            )
+        return _Seen(tuple(found), tuple(left), bool(folders.hidden_because), built)
 
     def _servers(self) -> Iterator[Process]:
         for pid in sorted(self._launches):
@@ -178,15 +210,6 @@ class _Look:
             folders=folders,
         )
         return server, settings
-
-    def _is_cpu_build(self, process: Process, folders: FolderTree) -> bool:
-        """Asked once of each server that listens: the list of what it has loaded is long, and grows until then."""
-        name = (process.pid, process.started_ticks)
-        if name in self._known_builds:
-            self.cpu_builds[name] = self._known_builds[name]
-        elif not folders.hidden_because:
-            self.cpu_builds[name] = is_cpu_build(self._proc / str(process.pid), folders.root)
-        return self.cpu_builds.get(name, False)
 
     def _folders(self, folder: Path, environment: dict[str, str] | None) -> FolderTree:
         mounts, working, root = (link_of(folder / name) for name in ("ns/mnt", "cwd", "root"))
