@@ -194,6 +194,34 @@ def test_of_another_users_server_is_told_what_is_not_seen_and_which_option_helps
     assert "run kvheadroom as root or as the servers' user, or give it CAP_SYS_PTRACE" in run.stdout
 
 
+def can_have_mounts_of_its_own() -> bool:
+    try:
+        return (
+            subprocess.run(
+                ["unshare", "-m", "mount", "-t", "tmpfs", "x", "/mnt"], check=False, capture_output=True
+            ).returncode
+            == 0
+        )
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not can_have_mounts_of_its_own(), reason="mounts of its own need CAP_SYS_ADMIN")
+def test_the_model_of_a_server_in_a_container_is_read_where_only_the_server_sees_it(tmp_path: Path) -> None:
+    port, replica = free_port()
+    models = tmp_path / "models"
+    (models / "llama").mkdir(parents=True)
+    # Here is a folder of the same name, with another model in it.
+    (models / "llama" / "config.json").write_text("{}")
+    script = f'mount -t tmpfs x "{models}" && cp -r "{MODEL}" "{models}/llama" && exec "$@"'
+    launcher = ["unshare", "-m", "sh", "-c", script, "sh"]
+    words = ["serve", str(models / "llama"), "--port", port]
+    with stand_in(tmp_path, *words, place=port, launcher=launcher, model=models / "llama") as running:
+        told = lines_of(check(), replica)
+    assert f"LlamaForCausalLM in /proc/{running.pid}/root{models}/llama" in told
+    assert "predicted 4,096 tokens, observed 4,096, difference 0" in told
+
+
 def test_a_machine_without_a_server_says_what_was_looked_for_and_keeps_watching(tmp_path: Path) -> None:
     with daemon("serve") as serve:
         wait_for(lambda: serve.get("/-/ready").status_code == 200, "readiness")

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ _PROGRAM = f"import sys; sys.path[:0] = [{str(REPOSITORY)!r}]; from tests.double
 _PLACE = "STAND_IN_LISTENS_AT"
 _KIND = "STAND_IN_KIND"
 _RELEASE = "STAND_IN_RELEASE"
+_MODEL = "STAND_IN_MODEL"
 CPU_BUILD = "0.32.0+cpu"
 """A build for CPUs that says so."""
 
@@ -53,6 +54,8 @@ def stand_in(
     environment: Mapping[str, str] | None = None,
     module: bool = False,
     release: str = CPU_BUILD,
+    model: str | Path = MODEL,
+    launcher: Sequence[str] = (),
 ) -> Iterator[StandIn]:
     """`python .../vllm WORDS`, from when it answers.
 
@@ -60,6 +63,8 @@ def stand_in(
         place: the port or the path of a socket where it listens.
         kind: `plain`, `forked` for an engine with the words of its server, `titled` for one with a title, `children` for a
             server whose child answers.
+        model: what it calls its model at /v1/models.
+        launcher: words that start it, and end by being replaced by it.
         module: `python -m vllm.entrypoints.openai.api_server WORDS` instead.
     """
     program = folder / "vllm"
@@ -71,11 +76,18 @@ def stand_in(
         launch = ["-m", "vllm.entrypoints.openai.api_server"]
     program.write_text(_PROGRAM)
     process = subprocess.Popen(
-        [sys.executable, *launch, *words],
+        [*launcher, sys.executable, *launch, *words],
         cwd=folder,
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env={"HOME": str(folder), **(environment or {}), _PLACE: place, _KIND: kind, _RELEASE: release},
+        env={
+            "HOME": str(folder),
+            **(environment or {}),
+            _PLACE: place,
+            _KIND: kind,
+            _RELEASE: release,
+            _MODEL: str(model),
+        },
     )
     running = StandIn(process)
     try:
@@ -121,7 +133,7 @@ def _answers() -> dict[str, Answer]:
     recorded = REPOSITORY / "tests" / "recordings" / "captures" / "gqa_light_steady.metrics.gz"
     began = b"process_start_time_seconds %f" % time.time()
     page = re.sub(rb"(?m)^process_start_time_seconds .*$", began, gzip.decompress(recorded.read_bytes()))
-    model = {"id": "tiny", "root": str(MODEL), "parent": None, "max_model_len": 2048}
+    model = {"id": "tiny", "root": os.environ.get(_MODEL, str(MODEL)), "parent": None, "max_model_len": 2048}
     return {
         "/metrics": text_answer(page),
         "/version": text_answer(json.dumps({"version": os.environ.get(_RELEASE, CPU_BUILD)})),
