@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -220,6 +221,33 @@ def test_the_model_of_a_server_in_a_container_is_read_where_only_the_server_sees
         told = lines_of(check(), replica)
     assert f"LlamaForCausalLM in /proc/{running.pid}/root{models}/llama" in told
     assert "predicted 4,096 tokens, observed 4,096, difference 0" in told
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not can_have_mounts_of_its_own(), reason="a /proc of its own needs CAP_SYS_ADMIN"
+)
+@pytest.mark.parametrize(
+    ("hidepid", "told"),
+    [
+        (1, r"the command line of \d+ processes may not be read"),
+        (2, "processes of other users do not show up here"),
+    ],
+    ids=["noaccess", "invisible"],
+)
+def test_where_other_users_processes_are_hidden_that_is_told_and_which_option_helps(
+    hidepid: int, told: str
+) -> None:
+    script = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
+    run = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-c", AS_NOBODY],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert re.search(rf"FAILED, no_permission: {told}.*; run kvheadroom as root", run.stdout)
+    assert "Looked for: `vllm serve`" in run.stdout
 
 
 def test_a_machine_without_a_server_says_what_was_looked_for_and_keeps_watching(tmp_path: Path) -> None:

@@ -78,8 +78,9 @@ def _replicas(
 
 def _notes(scan: ProcessScan) -> Iterator[str]:
     if not scan.found and not scan.quiet:
+        processes = "1 process" if scan.processes == 1 else f"{scan.processes} processes"
         yield (
-            f"No vLLM server runs among the {scan.processes} processes that can be seen here. Looked for: `vllm serve` and "
+            f"No vLLM server runs among the {processes} that can be seen here. Looked for: `vllm serve` and "
             "`python -m vllm.entrypoints.openai.api_server`. Servers elsewhere are named with `--target http://host:8000`, or "
             "with `replicas:` in a config file."
         )
