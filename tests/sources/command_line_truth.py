@@ -50,7 +50,6 @@ def differences(case: dict[str, Any]) -> list[object]:
     pairs = {
         "model": (settings.model or "Qwen/Qwen3-0.6B", answer["model"]),
         "port": (settings.ports, (values["port"],)),
-        "host": (settings.host, values["host"]),
         "uds": (settings.unix_socket, values["uds"]),
         "api_key": (settings.has_api_key, values["api_key"]),
         "headless": (bool(settings.silent_because), values["headless"]),

@@ -152,7 +152,7 @@ def test_a_port_that_is_not_clear_is_told(proc: ProcFolder) -> None:
     serve(proc, f"vllm serve /m --port {SECRET}")
     looked = scan(proc)
     assert looked.left_out == (
-        "vLLM server with PID 100: its host and port are not clear from its command line; name it with `url`",
+        "vLLM server with PID 100: its port is not clear from its command line; name it with `url`",
     )
 
 

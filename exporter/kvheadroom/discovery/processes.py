@@ -46,7 +46,7 @@ class ProcessDiscovery:
         return Found(
             replicas=replicas,
             left_out=tuple(map(one_line, (*scan.left_out, *left_out))),
-            note=" ".join(_notes(scan)) or None,
+            note=" ".join((*_notes(scan), *_key_wanted(scan, self.settings.replica))) or None,
             failure=SourceFailure(self.name, FailureReason.NO_PERMISSION, hidden) if hidden else None,
         )
 
@@ -100,6 +100,16 @@ def _notes(scan: ProcessScan) -> Iterator[str]:
         yield (
             f"{engines} without a server that is found here: in a Python program of its own, or started in a way that is not "
             "known."
+        )
+
+
+def _key_wanted(scan: ProcessScan, template: LocalTemplate) -> Iterator[str]:
+    count = sum(one.settings.has_api_key for one in scan.found)
+    if count and template.api_key_file is None and template.bearer_token_file is None:
+        yield (
+            f"{'1 server wants' if count == 1 else f'{count} servers want'} an API key for /v1, which is never read out of a "
+            "command line; give it in a file: `process_discovery: {replica: {api_key_file: FILE}}` in a config. Without it the "
+            "metrics are there, and the model and the longest request are known from the command line alone."
         )
 
 

@@ -59,7 +59,7 @@ class ServerPlaces:
             yield socket if isinstance(socket, Left) else Place((f"{scheme}://localhost",), socket)
             return
         if not settings.ports:
-            yield Left("its host and port are not clear from its command line; name it with `url`")
+            yield Left("its port is not clear from its command line; name it with `url`")
         for port in settings.ports:
             hosts = self._hosts(process, port)
             if isinstance(hosts, Left):

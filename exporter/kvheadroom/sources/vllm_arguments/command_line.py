@@ -5,7 +5,6 @@ cache is dropped as it is read. No message here quotes a word.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,6 @@ from kvheadroom.sources.vllm_arguments.flag_words import FlagWords, model_first,
 
 DEFAULT_PORT = 8000
 _GIB = 1024**3
-_HOST = re.compile(r"[A-Za-z0-9.:_-]{1,255}", re.ASCII)
 _MOST_PORTS = 1024
 _CACHE_FLAGS = frozenset({*READERS, *SWITCHES, *LISTS})
 _DRAFT_FLAGS = frozenset({"spec_method", "spec_model", "spec_tokens"})
@@ -43,11 +41,9 @@ class ServerSettings:
         command_line: what decides its cache.
         model: as the server was given it, a folder or a name on the hub; None where it is not clear.
         revision: of a name on the hub; None: the default one.
-        host: None for all addresses.
         ports: one, or one for each data-parallel rank; empty where they are not clear.
         unix_socket: the path of `--uds`, in the server's own folder tree.
         has_tls: it speaks HTTPS.
-        wants_certificate: it asks callers for a certificate.
         has_api_key: `/v1` wants a key.
         silent_because: why it has no `/metrics` at all; empty where it has.
     """
@@ -55,11 +51,9 @@ class ServerSettings:
     command_line: CommandLine
     model: str | None = field(repr=False)
     revision: str | None = field(repr=False)
-    host: str | None
     ports: tuple[int, ...]
     unix_socket: str | None
     has_tls: bool
-    wants_certificate: bool
     has_api_key: bool
     silent_because: str
 
@@ -107,11 +101,9 @@ def read_command_line(
         command_line=command_line,
         model=(said.model if is_serve else None) or reading.text("model"),
         revision=reading.text("revision"),
-        host=reading.host(),
         ports=reading.ports(),
         unix_socket=reading.text("uds"),
         has_tls=reading.text("ssl_certfile") is not None,
-        wants_certificate=reading.text("ssl_cert_reqs") not in (None, "0"),
         has_api_key="api_key" in said.values or bool(known.get("VLLM_API_KEY")),
         silent_because=reading.silent_because(),
     )
@@ -185,13 +177,7 @@ class _Reading:
             return None
         return gib * _GIB
 
-    def host(self) -> str | None:
-        host = self.text("host")
-        return host if host is not None and _HOST.fullmatch(host) else None
-
     def ports(self) -> tuple[int, ...]:
-        if "host" in self._all_unclear or (self.text("host") is not None and self.host() is None):
-            return ()
         text = self.text("port")
         port = DEFAULT_PORT if text is None else readable_int(text)
         if "port" in self._all_unclear or port is None or not 0 < port < 2**16:
