@@ -106,6 +106,8 @@ def test_what_is_seen_is_told_in_words(seen: ProcessScan, words: str) -> None:
 
 def test_nothing_is_told_where_all_is_well_and_no_empty_state_beside_a_server_that_waits() -> None:
     assert ask(scan(server())).note is None
+    # In one pod with the server, that is all there is to see.
+    assert ask(scan(server(), own_numbers=True)).note is None
     assert ask(scan(server("m --api-key k")), replica={"api_key_file": "/k"}).note is None
     assert "No vLLM server" not in (ask(scan(quiet=("x",))).note or "")
 

@@ -84,9 +84,9 @@ def _notes(scan: ProcessScan) -> Iterator[str]:
             "`python -m vllm.entrypoints.openai.api_server`. Servers elsewhere are named with `--target http://host:8000`, or "
             "with `replicas:` in a config file."
         )
-    if scan.own_numbers:
+    if scan.own_numbers and not scan.found:
         yield (
-            "kvheadroom runs in a container and sees no processes but that container's; start it with `--pid=host` "
+            "kvheadroom runs in a container and sees no processes but those of its container or pod; start it with `--pid=host` "
             "(Kubernetes: `hostPID: true`) to see the machine's."
         )
     for sentence in scan.quiet:
