@@ -104,10 +104,10 @@ def main() -> None:
     """What the processes do."""
     kind, place = os.environ[_KIND], os.environ[_PLACE]
     if kind == "forked" and os.fork() == 0:
-        time.sleep(60)
+        time.sleep(180)
         return
     if kind == "titled":
-        _child("VLLM::EngineCore", "import time; time.sleep(60)")
+        _child("VLLM::EngineCore", "import time; time.sleep(180)")
     if kind == "children":
         child = _child("VLLM::APIServer_0", _PROGRAM, {_KIND: "plain"})
         child.wait()
@@ -115,7 +115,7 @@ def main() -> None:
     port = int(place) if place.isdecimal() else 0
     with http_server(_answers(), port=port, unix_socket=None if port else Path(place)):
         print("listens", flush=True)
-        time.sleep(60)
+        time.sleep(180)
 
 
 def _child(title: str, program: str, more: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
