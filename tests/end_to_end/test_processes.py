@@ -36,3 +36,12 @@ def test_a_real_server_is_found_and_predicted_to_the_token_with_nothing_said_abo
     run = subprocess.run([*COMMAND, "check"], capture_output=True, text=True, check=False, timeout=120)
     _, _, told = run.stdout.partition(f"replica {replica} ")
     assert f"predicted {said:,} tokens, observed {said:,}, difference 0" in told.partition("\n\n")[0]
+
+
+def test_a_real_server_with_several_api_servers_and_engines_is_found_as_one(
+    tiny_dp2_server: VllmServer,
+) -> None:
+    found = [one for one in VllmProcesses().scan().found if one.base_url == tiny_dp2_server.base_url]
+    assert [one.server.pid for one in found] == [tiny_dp2_server.pid]
+    line = found[0].server.command_line
+    assert (line.flags["data_parallel_size"], line.is_whole) == (2, True)
