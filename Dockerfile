@@ -3,6 +3,8 @@
 #   docker run --read-only -p 9878:9878 kvheadroom serve --target http://host:8000
 #   with a config: docker run --read-only -p 9878:9878 -v ./kvheadroom.yaml:/etc/kvheadroom.yaml:ro \
 #     -v /models:/models:ro kvheadroom serve --config /etc/kvheadroom.yaml
+#   for the servers of this machine: docker run --read-only --user 0 --pid=host --network=host --cap-add SYS_PTRACE \
+#     kvheadroom serve
 FROM python:3.12-slim AS build
 WORKDIR /build
 RUN python -m venv /opt/kvheadroom

@@ -87,10 +87,10 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"),
-        ("[1]", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"),
-        ("replicas: []", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"),
-        ("{}", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"),
+        ("", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`, or `process_discovery: {}` for the servers of this machine"),
+        ("[1]", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`, or `process_discovery: {}` for the servers of this machine"),
+        ("replicas: []", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`, or `process_discovery: {}` for the servers of this machine"),
+        ("{}", "/c.yaml: there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`, or `process_discovery: {}` for the servers of this machine"),
         (REPLICA + "scrape_intervall: 5s", "/c.yaml: scrape_intervall: there is no such setting; did you mean `scrape_interval`?"),
         (REPLICA + "scrape_interval: 5", "/c.yaml: scrape_interval: 5 is no duration; write a number with its unit, e.g. 5s or 1m"),
         (REPLICA + "scrape_interval: 5 minutes", "/c.yaml: scrape_interval: '5 minutes' is no duration; write a number with its unit, e.g. 5s or 1m"),
@@ -241,3 +241,20 @@ def test_every_config_in_the_readme_is_valid() -> None:
     told = [validate_config(yaml.safe_load(block), "README.md") for block in configs]
     assert [len(config.replicas) for config in told] == [2, 0, 2, 5]
     assert [config.discovers for config in told] == [False, True, False, False]
+
+
+def test_servers_of_this_machine_are_found_where_the_config_says_so(tmp_path: Path) -> None:
+    empty = load(tmp_path, "process_discovery:\n").process_discovery
+    assert empty is not None
+    assert (empty.refresh_interval, load(tmp_path, REPLICA).process_discovery) == (5.0, None)
+    said = load(tmp_path, "process_discovery: {refresh_interval: 1m, replica: {gpu: H200, labels: {a: b}}}")
+    assert said.process_discovery is not None
+    assert (said.process_discovery.refresh_interval, said.process_discovery.replica.gpu) == (60.0, "H200")
+    assert "scheme" in fault(tmp_path, "process_discovery: {replica: {scheme: https}}")
+    assert "server" in fault(tmp_path, "replicas: [{url: 'http://h:1', server: {}}]")
+
+
+def test_a_config_that_was_read_can_be_read_once_more_with_every_time_in_it(tmp_path: Path) -> None:
+    sources = "file_sd_configs: [{files: [/a/*.yml], refresh_interval: 200ms}]\nprocess_discovery: {refresh_interval: 1m}\n"
+    config = load(tmp_path, sources + "scrape_interval: 2s\n")
+    assert validate_config(config.model_dump(exclude_unset=True), "again") == config

@@ -255,7 +255,6 @@ def test_a_key_that_was_renewed_on_disk_is_used_after_sighup(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve"], "nothing to watch; give --target http://host:8000 or --config FILE"),
         (["serve", "--target", "host:8000"], "write e.g. http://host:8000"),
         (["serve", "--config", "/nowhere.yaml"], "/nowhere.yaml: cannot be read"),
         (["serve", "--target", "http://h:1", "--web.listen-address", "9878"], "is no listen address"),

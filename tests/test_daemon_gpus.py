@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.sources.process_tree import INITIAL_PID_NAMESPACE
-from tests.daemon import COMMAND, daemon, wait_for
+from tests.daemon import COMMAND, Daemon, daemon, wait_for
 from tests.doubles.fake_nvml import ANY, MEMORY_V2, FakeDriver, FakeGpu, FakeMig
 from tests.doubles.http_server import http_server
+from tests.doubles.vllm_stand_in import MODEL, stand_in
+from tests.end_to_end.server_process import free_loopback_port
 from tests.test_daemon import config_file, vllm_answers
 
 ONE = FakeGpu("GPU-11111111", total=150_754_820_111, reserved=652_214_273, used=120_000_000_007)
@@ -57,6 +60,59 @@ def test_free_memory_is_joined_to_its_replica_and_the_rest_shown_unassigned(
             lambda: serve.value("kvheadroom_gpu_memory_used_bytes", gpu=ONE.uuid) == 130_000_000_003,
             "the new value",
         )
+
+
+def platform(serve: Daemon, replica: str) -> tuple[str, str] | None:
+    status = serve.get("/api/v1/status").json()
+    for one in status["replicas"]:
+        if one["replica"] == replica and one["engines"]:
+            fact = one["engines"][0]["facts"]["platform"]
+            return fact["value"], fact["origin"]
+    return None
+
+
+def hbm_bytes(serve: Daemon, replica: str) -> int | None:
+    status = serve.get("/api/v1/status").json()
+    (one,) = (each for each in status["replicas"] if each["replica"] == replica)
+    fact = one["engines"][0]["facts"]["hbm_bytes"] if one["engines"] else None
+    return None if fact is None else int(fact["value"])
+
+
+def test_the_card_of_a_server_of_this_machine_is_that_of_the_machine(
+    tmp_path: Path, driver: FakeDriver
+) -> None:
+    driver.gpus = [ONE, replace(TWO, name=ONE.name)]
+    driver.apply()
+    port = str(free_loopback_port())
+    replica = f"127.0.0.1:{port}"
+    config = config_file(tmp_path, "process_discovery: {refresh_interval: 200ms}")
+    with (
+        stand_in(tmp_path, "serve", str(MODEL), "--port", port, place=port, release="0.32.0"),
+        daemon("serve", "--config", config, environment=driver.environment()) as serve,
+    ):
+        wait_for(lambda: platform(serve, replica) == ("cuda", "this machine"), "its card")
+        assert hbm_bytes(serve, replica) == GPUS["H200"].cuda_total_bytes
+
+
+@pytest.mark.skipif(
+    str(Path("/proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE,
+    reason="in a container with process numbers of its own nothing is joined",
+)
+def test_of_cards_of_two_kinds_the_one_counts_that_the_servers_processes_are_on(
+    tmp_path: Path, driver: FakeDriver
+) -> None:
+    port = str(free_loopback_port())
+    replica = f"127.0.0.1:{port}"
+    config = config_file(tmp_path, "process_discovery: {refresh_interval: 200ms}")
+    with stand_in(tmp_path, "serve", str(MODEL), "--port", port, place=port, release="0.32.0") as running:
+        driver.gpus = [
+            ONE,
+            replace(TWO, name="NVIDIA GeForce RTX 4090", processes=((running.pid, 5_000_000),)),
+        ]
+        driver.apply()
+        with daemon("serve", "--config", config, environment=driver.environment()) as serve:
+            wait_for(lambda: platform(serve, replica) == ("cuda", "this machine"), "its card")
+            assert hbm_bytes(serve, replica) == GPUS["RTX4090"].cuda_total_bytes
 
 
 @pytest.mark.skipif(

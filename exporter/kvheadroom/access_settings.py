@@ -1,5 +1,6 @@
 """How a server is reached, as the config says it: address, credentials, TLS, proxy, socket. Secrets stand in files."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -107,7 +108,7 @@ def _server_name(value: str) -> str:
 
 
 def _socket(value: Path) -> Path:
-    if not value.is_absolute() or len(str(value).encode()) > MAX_SOCKET_BYTES or "\0" in str(value):
+    if not value.is_absolute() or len(os.fsencode(value)) > MAX_SOCKET_BYTES or "\0" in str(value):
         raise ValueError(f"the absolute path of a socket is needed, of at most {MAX_SOCKET_BYTES} bytes")
     return value
 

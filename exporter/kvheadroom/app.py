@@ -18,11 +18,14 @@ from kvheadroom.capacity.assessment import (
     ReplicaAssessment,
 )
 from kvheadroom.capacity.discovery import WatchedTarget
+from kvheadroom.capacity.events import ServerMemory
 from kvheadroom.capacity.gpu_assignment import GpuClaim
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.gpus import GpuReading
-from kvheadroom.config import Config, ConfigError
+from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
 from kvheadroom.discovery.configured import sources_of
+from kvheadroom.discovery.local import join_local
+from kvheadroom.discovery.processes import NAME as PROCESSES
 from kvheadroom.discovery.watched import MAX_REPLICAS, Discoveries, Target, merge, tell_left_out
 from kvheadroom.gpu_exporters import GpuExporters
 from kvheadroom.monitor.board import Board
@@ -42,6 +45,7 @@ log = logging.getLogger(__name__)
 
 CHECK_FACTS_SECONDS = 30.0
 CONFIG_FILES_SECONDS = 5.0
+CARD_SECONDS = 0.1
 GPU_SECONDS = 5.0
 """Without persistence mode a driver takes seconds to start; its thread waits, nobody else does."""
 
@@ -58,6 +62,22 @@ class _Running:
 def _carried_over(before: ReplicaAssessment | None, fresh: ReplicaAssessment) -> ReplicaAssessment:
     """What is known of a replica goes on with its new settings: numbers, events, counts."""
     return fresh if before is None else replace(before, interval_seconds=fresh.interval_seconds)
+
+
+def _is_shared(source: str, target: Target, config: Config) -> bool:
+    """Whether it is of this daemon's share. Nobody else sees this machine's processes, and each machine has a 127.0.0.1."""
+    return source == PROCESSES or config.watches(target.replica.url)
+
+
+def _runs_on_a_card(replica: ReplicaConfig) -> bool:
+    """Whether this machine knows on which card, and nobody has said it."""
+    return isinstance(replica, LocalReplica) and replica.gpu is None and not _is_on_cpu(replica)
+
+
+def _is_on_cpu(replica: ReplicaConfig) -> bool:
+    if replica.gpu is None and isinstance(replica, LocalReplica):
+        return replica.server.command_line.on_cpu or replica.server.is_cpu_build
+    return replica.gpu == CPU
 
 
 class Watch:
@@ -97,7 +117,7 @@ class Watch:
         self._config, self._start = config, start
         self._static = tuple(Target(replica, endpoints[replica.replica]) for replica in config.replicas)
         self._discoveries.set_sources(
-            sources_of(config, self._session, self._files), len(self._static), start=start
+            sources_of(config, self._session, self._files, self._proc), len(self._static), start=start
         )
         self._watch(config)
         self._gpu_exporters.set_exporters(config.dcgm_exporters, start=start)
@@ -138,8 +158,9 @@ class Watch:
 
     def _watch(self, config: Config) -> None:
         """Watch what the config names and its sources found, and nothing else."""
-        merged, clashes = merge(self._static, self._discoveries.targets())
-        watched = [(source, target) for source, target in merged if config.watches(target.replica.url)]
+        static, found = join_local(self._static, self._discoveries.targets())
+        merged, clashes = merge(static, found)
+        watched = [(source, target) for source, target in merged if _is_shared(source, target, config)]
         self._watched = Counter(source for source, _ in watched)
         for source, sentences in clashes.items():
             tell_left_out(source, self._clashes.get(source, ()), sentences)
@@ -166,14 +187,17 @@ class Watch:
                 reopen=partial(open_endpoint, target.replica, self._files)
                 if names_files(target.replica)
                 else None,
+                find_card=partial(self._find_card, name) if _runs_on_a_card(target.replica) else None,
             )
             for name, target in targets.items()
             if name not in self._running or self._running[name].settings != settings[name]
         }
+        memories: dict[tuple[str, str], ServerMemory] = {}
         for name in self._running.keys() - (settings.keys() - changed.keys()):
-            task = self._running.pop(name).task
-            if task is not None:
-                task.cancel()
+            before = self._running.pop(name)
+            memories[name, before.sampler.url] = before.sampler.memory
+            if before.task is not None:
+                before.task.cancel()
         known = {(replica.replica, replica.url): replica for replica in self.board.fleet.replicas}
         replicas = {
             name: _carried_over(
@@ -193,7 +217,13 @@ class Watch:
             config.shard,
         )
         for name, sources in changed.items():
-            sampler = ReplicaSampler(replicas[name], config.session_tokens, sources.as_sources(), self.board)
+            sampler = ReplicaSampler(
+                replicas[name],
+                config.session_tokens,
+                sources.as_sources(),
+                self.board,
+                memory=memories.get((name, replicas[name].url)),
+            )
             task = asyncio.create_task(sampler.run()) if self._start else None
             self._running[name] = _Running(settings[name], sampler, task)
         self._interval_seconds = config.scrape_interval
@@ -203,7 +233,7 @@ class Watch:
                 url=target.replica.url,
                 gpus=target.replica.gpus,
                 pod=target.replica.pod,
-                on_cpu=target.replica.gpu == CPU,
+                on_cpu=_is_on_cpu(target.replica),
             )
             for name, target in targets.items()
         )
@@ -236,6 +266,17 @@ class Watch:
     def _local_urls(self) -> tuple[str, ...]:
         # From another thread: the tuple is replaced, never changed.
         return tuple(claim.url for claim in self._claims if not claim.on_cpu)
+
+    async def _find_card(self, replica: str) -> str | None:
+        """The card that a server of this machine runs on, once the GPUs were read and, if need be, its processes found."""
+        deadline = time.monotonic() + GPU_SECONDS + 2 * self._interval_seconds
+        while True:
+            gpus = self.board.fleet.gpus
+            if gpus is not None and (gpus.tells_card_of(replica) or time.monotonic() > deadline):
+                return gpus.card_of(replica)
+            if time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(CARD_SECONDS)
 
     async def close(self) -> None:
         """End every sampler and every source of replicas."""

@@ -5,41 +5,30 @@
 
 import argparse
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
 from kvheadroom.capacity.facts import AUTO_LENGTH
+from kvheadroom.capacity.flag_numbers import has_binary_decimals, readable_int
 from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
 from kvheadroom.capacity.parallelism import MOST_GPUS
 from kvheadroom.capacity.release_rules import parse_release
 
-_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])", re.ASCII)
 _LARGEST = 2**53
 
 
 def whole_number(text: str, *, least: int = 1) -> int:
     """As vLLM's `human_readable_int`: `1k` is 1,000, `1K` is 1,024, `25.6k` is 25,600; at least `least`."""
     text = text.strip()
-    suffixed = _SUFFIXED.fullmatch(text)
-    try:
-        if suffixed is None:
-            value = int(text)
-        elif suffixed[2] in _DECIMAL:
-            value = int(float(suffixed[1]) * _DECIMAL[suffixed[2]])
-        elif "." in suffixed[1]:
+    value = readable_int(text)
+    if value is None:
+        if has_binary_decimals(text):
+            number, suffix = text[:-1], text[-1]
             raise argparse.ArgumentTypeError(
-                f"{text!r}: {suffixed[2]} counts in powers of two and takes no decimals; {suffixed[1]}{suffixed[2].lower()} "
+                f"{text!r}: {suffix} counts in powers of two and takes no decimals; {number}{suffix.lower()} "
                 "counts in powers of ten"
             )
-        else:
-            value = int(suffixed[1]) * _BINARY[suffixed[2]]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no whole number (32768, 32k = 32,000, 32K = 32,768)"
-        ) from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number (32768, 32k = 32,000, 32K = 32,768)")
     if value < least:
         wanted = "a whole number above 0 is needed" if least else "a whole number is needed, 0 for none"
         raise argparse.ArgumentTypeError(f"{text!r}: {wanted}")

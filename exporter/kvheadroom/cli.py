@@ -102,7 +102,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="kvheadroom",
         description="KV-cache headroom of running vLLM servers: how many sessions fit, how many more fit now, "
         "and how far the live engine is from the analytic prediction.",
-        epilog="Start with `kvheadroom demo` (no vLLM needed), then `kvheadroom serve --target http://host:8000`.",
+        epilog="Start with `kvheadroom demo` (no vLLM needed), then `kvheadroom serve` on a machine that runs vLLM, or "
+        "`kvheadroom serve --target http://host:8000`.",
     )
     parser.add_argument("--version", action="version", version=f"kvheadroom {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=VllmFlagsParser)
@@ -122,7 +123,10 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         help="watch vLLM servers and export what they have left",
         description="The daemon: scrapes vLLM servers, compares the KV pool with the prediction, and serves\n"
         "/metrics for Prometheus, / for people, /api/v1/status as JSON, /-/healthy and /-/ready.",
-        epilog="One target needs nothing else: the release comes from /version, the model's folder and\n"
+        epilog="Without --target and --config the vLLM servers that run on this machine are found in the table\n"
+        "of processes, with their ports, model folders and flags, and watched as they come and go.\n"
+        "Those of other users need root, their user, or CAP_SYS_PTRACE; in a container --pid=host.\n\n"
+        "One target needs nothing else: the release comes from /version, the model's folder and\n"
         "max_model_len from /v1/models, flags from the engine's own metrics. What cannot be known\n"
         "that way is named on the page, with the line of the config file that gives it.\n\n"
         "config file (YAML):\n"
@@ -146,6 +150,7 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "      replica: {gpu: B200}       # what they have in common\n"
         "  http_sd_configs:\n"
         "    - url: http://inventory/vllm\n"
+        "  process_discovery: {}          # and the servers of this machine\n"
         "  # shard: 0/4                   # this daemon's share of all servers; the same as --shard\n"
         "  dcgm_exporters:                # GPUs of other machines, for `gpus: [UUID]` or `pod: namespace/name`\n"
         "    - url: http://host:9400\n\n"
@@ -162,7 +167,8 @@ def _add_check(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "check",
         help="validate a config, reach every source once, and say what is missing",
         description="Validates the config, reaches every source of every replica once, and prints what each gives, "
-        "what is assumed, and what is missing with the line to add.",
+        "what is assumed, and what is missing with the line to add. Without --target and --config: of the vLLM "
+        "servers that run on this machine.",
         epilog="exit code: 0 all there, 1 something is missing or failed, 2 the config is wrong",
     )
     _add_what_to_watch(check)
@@ -329,11 +335,12 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _config(path: Path | None, targets: list[str], shard: str | None = None) -> "Config":
-    """The config file with what the command line adds to it; a file or a target is enough."""
+    """The config file with what the command line adds to it; without file and target, the servers of this machine."""
     from kvheadroom.config import load_config, validate_address, validate_config
 
     if path is None and not targets:
-        raise OperatorError("nothing to watch; give --target http://host:8000 or --config FILE")
+        found_here: dict[str, Any] = {"process_discovery": {}}
+        return validate_config(found_here | ({} if shard is None else {"shard": shard}), "the command line")
     try:
         added = [{"url": validate_address(target)} for target in targets]
     except OperatorError as error:
@@ -493,8 +500,10 @@ async def _serve_until_stopped(
             print(notice)
         names = ", ".join(replica.replica for replica in config.replicas[:5])
         more = f" and {len(config.replicas) - 5} more" if len(config.replicas) > 5 else ""
-        if config.discovers:
+        if config.file_sd_configs or config.http_sd_configs:
             more += f"{' and ' if names else ''}what the config's sources of servers find"
+        if config.process_discovery is not None:
+            more += f"{' and ' if names or more else ''}the vLLM servers that run on this machine"
         print(f"watching {names}{more} every {config.scrape_interval:g} s; end with Ctrl-C")
         print(f"open {url}", flush=True)
 

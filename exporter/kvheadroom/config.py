@@ -3,7 +3,7 @@
 import hashlib
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    SkipValidation,
     ValidationError,
     model_validator,
 )
@@ -31,6 +32,7 @@ from kvheadroom.access_settings import (
 from kvheadroom.capacity.discovery import checked_labels
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name, not_modelled_because
+from kvheadroom.capacity.local_server import LocalServer
 from kvheadroom.capacity.parallelism import MOST_GPUS
 from kvheadroom.strict_yaml import YamlFaultError, parse_yaml, read_small_file
 
@@ -39,7 +41,10 @@ class ConfigError(OperatorError):
     """A fault of the configuration."""
 
 
-_NO_REPLICA = "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`"
+_NO_REPLICA = (
+    "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`, or `process_discovery: {}` for the "
+    "servers of this machine"
+)
 _GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8,}/\d{1,3}(?:/\d{1,3})?)")
 _POD = re.compile(r"[a-z0-9][a-z0-9-]{0,62}/[a-z0-9][a-z0-9.-]{0,252}\*?")
 MOST_GPUS_HERE = 256
@@ -74,6 +79,11 @@ def _gpu(value: object) -> object:
             "for another GPU leave `gpu` out and set `hbm_bytes`"
         )
     return name
+
+
+def _given(value: object) -> object:
+    """A section that stands there without anything in it is meant."""
+    return {} if value is None else value
 
 
 def _expanded(value: str) -> str:
@@ -218,10 +228,27 @@ class ReplicaConfig(ServerFacts, AccessSettings):
         return self.model_dump_json(include=_ACCESS)
 
 
-class ReplicaTemplate(ServerFacts, CommonAccess):
-    """What all servers of one source have in common: the settings of a replica that are not its address or name."""
+class LocalReplica(ReplicaConfig):
+    """A server that was found in this machine's process table; nothing that anybody writes."""
+
+    server: Annotated[LocalServer, SkipValidation]
+
+
+def with_server(replica: ReplicaConfig, server: LocalServer) -> LocalReplica:
+    """The same replica, of which it is known now which process it is."""
+    fields = {**replica.__dict__, "server": server}
+    return LocalReplica.model_construct({*replica.model_fields_set, "server"}, **fields)
+
+
+class LocalTemplate(ServerFacts, CommonAccess):
+    """What all servers of this machine have in common: what their own command lines do not tell."""
 
     api_key_file: AccessFile | None = None
+
+
+class ReplicaTemplate(LocalTemplate):
+    """What all servers of one source have in common: the settings of a replica that are not its address or name."""
+
     scheme: Literal["http", "https"] = "http"
 
 
@@ -235,6 +262,7 @@ class FileSdConfig(Strict):
     replica: ReplicaTemplate = ReplicaTemplate()
 
 
+AnyReplica = TypeVar("AnyReplica", bound=ReplicaConfig)
 _ACCESS = {*CommonAccess.model_fields, "api_key_file"}
 
 
@@ -243,6 +271,13 @@ class HttpSdConfig(PageSettings):
 
     refresh_interval: Duration = 60.0
     replica: ReplicaTemplate = ReplicaTemplate()
+
+
+class ProcessDiscoveryConfig(Strict):
+    """Servers that run on this machine."""
+
+    refresh_interval: Duration = 5.0
+    replica: LocalTemplate = LocalTemplate()
 
 
 class DcgmExporter(PageSettings):
@@ -266,13 +301,14 @@ class Config(Strict):
     replicas: tuple[ReplicaConfig, ...] = ()
     file_sd_configs: Annotated[tuple[FileSdConfig, ...], Field(max_length=20)] = ()
     http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()
+    process_discovery: Annotated[ProcessDiscoveryConfig | None, BeforeValidator(_given)] = None
     dcgm_exporters: Annotated[tuple[DcgmExporter, ...], Field(max_length=500)] = ()
     shard: Annotated[str | None, BeforeValidator(_shard)] = None
 
     @property
     def discovers(self) -> bool:
         """Whether servers may come and go while it is in use."""
-        return bool(self.file_sd_configs or self.http_sd_configs)
+        return bool(self.file_sd_configs or self.http_sd_configs or self.process_discovery is not None)
 
     def watches(self, url: str) -> bool:
         """Whether a server is of this daemon's shard; its address decides, so other labels or names do not move it."""
@@ -370,7 +406,7 @@ def validate_config(content: dict[Any, Any], where: str) -> Config:
         raise ConfigError("\n".join(_fault(where, fault) for fault in error.errors())) from error
 
 
-def replica_of(template: ReplicaTemplate, own: dict[str, Any]) -> ReplicaConfig:
+def replica_of(kind: type[AnyReplica], template: LocalTemplate, own: dict[str, Any]) -> AnyReplica:
     """A replica with what its source says of all, and of it alone.
 
     Raises:
@@ -379,7 +415,7 @@ def replica_of(template: ReplicaTemplate, own: dict[str, Any]) -> ReplicaConfig:
     common = template.model_dump(exclude_unset=True, exclude={"scheme"})
     labels = {**common.get("labels", {}), **own.get("labels", {})}
     try:
-        return ReplicaConfig.model_validate({**common, **own, "labels": labels})
+        return kind.model_validate({**common, **own, "labels": labels})
     except ValidationError as error:
         raise ConfigError(_fault("", error.errors()[0]).removeprefix(": ")) from error
 
@@ -433,6 +469,7 @@ _PARTS: dict[str, type[BaseModel]] = {
     **PARTS,
     "replicas": ReplicaConfig,
     "file_sd_configs": FileSdConfig,
+    "process_discovery": ProcessDiscoveryConfig,
     "http_sd_configs": HttpSdConfig,
     "dcgm_exporters": DcgmExporter,
     "replica": ReplicaTemplate,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
@@ -11,19 +12,22 @@ from urllib.parse import urlsplit
 from kvheadroom.capacity.assessment import SourceStatus
 from kvheadroom.capacity.facts import EngineFacts, MissingFact, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
-from kvheadroom.config import Config, ConfigError, ReplicaConfig
+from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
 from kvheadroom.monitor.sampler import ReplicaSources, Resolution
 from kvheadroom.sources.endpoint import Endpoint
 from kvheadroom.sources.http import Session
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
 from kvheadroom.sources.model_files import ModelFilesReader
+from kvheadroom.sources.server_model import read_server_model
 from kvheadroom.sources.vllm_pages import VllmPages
 from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
 
 MAX_SCRAPE_SECONDS = 10.0
 FACTS_SECONDS = 5.0
 MODEL_FILES_SECONDS = 10.0
+_WAY_OUT = "set `model: /path/to/the/model` (a folder on this machine that holds its config.json)"
 
 TURNED_AWAY = frozenset({FailureReason.UNAUTHORIZED, FailureReason.TLS, FailureReason.BAD_ANSWER})
 """Failures after which the files of the access are read again: tokens and certificates are renewed on disk. A server
@@ -35,6 +39,10 @@ class Reopen(Protocol):
 
     async def __call__(self, *, timeout_seconds: float, known: Endpoint | None) -> Endpoint:
         """Raises ConfigError, naming the file that is at fault."""
+
+
+FindCard = Callable[[], Awaitable[str | None]]
+"""The card that a server of this machine runs on, by its name in the catalogue; None where that is not known."""
 
 
 class Replica:
@@ -49,6 +57,7 @@ class Replica:
         *,
         reader: ModelFilesReader | None = None,
         reopen: Reopen | None = None,
+        find_card: FindCard | None = None,
     ) -> None:
         self._session = session
         self._endpoint = endpoint
@@ -57,6 +66,9 @@ class Replica:
         self._pages = VllmPages(session)
         self._model_folder = replica.model
         self._model_reader = reader or ModelFilesReader()
+        self._local = replica.server if isinstance(replica, LocalReplica) else None
+        self._find_card = find_card
+        self._card = CPU if self._local is not None and self._local.is_cpu_build else None
         self._operator = OperatorFacts(
             # What is said to be null is said: it is no longer an assumption.
             flags=replica.flags.model_dump(exclude_unset=True),
@@ -146,6 +158,8 @@ class Replica:
                 echoed=engine.echoed,
                 model_files=files,
                 model_files_missing=missing,
+                command_line=None if self._local is None else self._local.command_line,
+                local_gpu=self._card,
             )
             for engine in page.engines
         }
@@ -156,6 +170,8 @@ class Replica:
 
     async def resolve(self, page: VllmPage) -> Resolution:
         """Ask the server and the model's folder for the facts of every engine on the page."""
+        if self._find_card is not None:
+            self._card = await self._find_card()
         answers, failures = await self._server_answers()
         if any(failure is not None and failure.reason in TURNED_AWAY for failure in failures.values()):
             fault = await self._open_again(time.monotonic() + FACTS_SECONDS)
@@ -173,25 +189,42 @@ class Replica:
     async def _model_files(
         self, root: str | None
     ) -> tuple[ModelFiles | None, MissingFact | None, SourceStatus | None]:
-        way_out = "set `model: /path/to/the/model` (a folder on this machine that holds its config.json)"
         assumed = ""
+        local = self._local
         if self._model_folder is not None:
             folder = self._model_folder
+        elif local is not None and not local.folders.hidden_because:
+            # Not by name: two servers may call different folders alike.
+            return self._told(
+                await self._model_reader.read_with(
+                    f"the model of PID {local.pid}",
+                    partial(read_server_model, root, local),
+                    timeout_seconds=MODEL_FILES_SECONDS,
+                )
+            )
         elif root is None:
             why = "the server did not name its model at /v1/models"
-            return None, MissingFact(MODEL_FILES, why, way_out), None
+            return None, MissingFact(MODEL_FILES, why, _WAY_OUT), None
         elif not Path(root).is_absolute():
             why = f"the server names its model {root!r}, which is no folder on this machine"
-            return None, MissingFact(MODEL_FILES, why, way_out), None
+            return None, MissingFact(MODEL_FILES, why, _WAY_OUT), None
         else:
             folder = root
-            if not _is_this_machine(self._endpoint):
+            if local is not None:
+                assumed = (
+                    f"{root} here holds the files that the server sees there ({local.folders.hidden_because})"
+                )
+            elif not _is_this_machine(self._endpoint):
                 assumed = f"{root} on this machine holds the same files as on the server's"
-        files = await self._model_reader.read(folder, assumed, timeout_seconds=MODEL_FILES_SECONDS)
+        return self._told(await self._model_reader.read(folder, assumed, timeout_seconds=MODEL_FILES_SECONDS))
+
+    def _told(
+        self, files: ModelFiles | SourceFailure
+    ) -> tuple[ModelFiles | None, MissingFact | None, SourceStatus | None]:
         if isinstance(files, SourceFailure):
             return (
                 None,
-                MissingFact(MODEL_FILES, files.detail, way_out),
+                MissingFact(MODEL_FILES, files.detail, _WAY_OUT),
                 SourceStatus(source=MODEL_FILES, failure=files),
             )
         return files, None, SourceStatus(source=MODEL_FILES, failure=None)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kvheadroom.capacity.command_line import CommandLine
 from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import EchoedFlags
@@ -31,6 +32,8 @@ def facts(
     hbm_bytes: int | None = None,
     weights_bytes: int | None = None,
     overhead_bytes: int | None = None,
+    command_line: CommandLine | None = None,
+    local_gpu: str | None = None,
 ) -> EngineFacts:
     return resolve_facts(
         operator=OperatorFacts(
@@ -43,4 +46,6 @@ def facts(
         answers=ServerAnswers(version=version, model_root="/models/x", max_model_len=max_model_len),
         echoed=echoed or EchoedFlags(),
         model_files=ModelFiles(folder="/models/x", config=TINY_LLAMA if config is None else config),
+        command_line=command_line,
+        local_gpu=local_gpu,
     )

@@ -100,6 +100,7 @@ def http_server(
     certificate: Path | None = None,
     clients: Path | None = None,
     unix_socket: Path | None = None,
+    port: int = 0,
 ) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
     """Serve `answers` by path; gives the base URL and the list of (path, headers) that came in.
 
@@ -107,6 +108,7 @@ def http_server(
         certificate: of the server, which speaks TLS then.
         clients: a certificate that clients must show.
         unix_socket: listen there; the URL is of no use then.
+        port: 0 for any.
     """
     seen: list[tuple[str, dict[str, str]]] = []
 
@@ -136,7 +138,7 @@ def http_server(
             """A client that hangs up is what these tests are about."""
 
     # What TCPServer hands to bind(); its stubs know no other family.
-    server = Server(("127.0.0.1", 0) if unix_socket is None else str(unix_socket), Handler)  # type: ignore[arg-type]
+    server = Server(("127.0.0.1", port) if unix_socket is None else str(unix_socket), Handler)  # type: ignore[arg-type]
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)

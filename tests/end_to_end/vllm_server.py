@@ -78,10 +78,13 @@ class VllmServer:
         self._port = self._wanted_port or free_loopback_port()
         # vLLM leaves its sockets and rendezvous files behind. Short, for the path of a socket has 107 bytes.
         self._temporary_folder = tempfile.TemporaryDirectory(prefix="kvheadroom-vllm-")
+        # By the name that the command has on every machine, so that its process looks as it does there.
+        command = Path(self._temporary_folder.name) / "vllm"
+        command.symlink_to(Path(__file__).with_name("vllm_command.py"))
         if self._progress is not None:
             self._progress(f"starting vLLM with {self._model_folder.name}, about a minute")
         self._process = ServerProcess(
-            self._command(),
+            self._words(command),
             name="vLLM",
             log_path=self._log_path,
             environment=self._environment() | {"TMPDIR": self._temporary_folder.name},
@@ -169,12 +172,12 @@ class VllmServer:
         except requests.RequestException:
             return False
 
-    def _command(self) -> list[str | Path]:
+    def _words(self, command: Path) -> list[str | Path]:
         # `vllm serve`, as people start it: unlike the api_server module it starts one front end per
         # data-parallel engine, which makes the page a multi-process one.
         return [
             self._python,
-            Path(__file__).with_name("vllm_command.py"),
+            command,
             "serve",
             self._model_folder,
             *("--host", "127.0.0.1"),

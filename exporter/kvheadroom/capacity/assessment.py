@@ -13,6 +13,7 @@ from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
+from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
 from kvheadroom.capacity.history import Moment, growth, growth_since_start
 from kvheadroom.capacity.observation import Observation, observe
@@ -219,6 +220,16 @@ class GpuAssessment:
         """The GPUs of this machine that serve a replica, as far as they gave numbers."""
         gpus = {one.gpu for one in self.runs.assigned if one.replica == replica}
         return tuple(gpu for gpu in self.reading.gpus if gpu.gpu in gpus)
+
+    def card_of(self, replica: str) -> str | None:
+        """The card of a server of this machine, by its name in the catalogue; None where several kinds may be it."""
+        gpus = self.gpus_of(replica) or self.reading.gpus
+        names = {None if gpu.parent is not None else catalogue_name(gpu.name) for gpu in gpus}
+        return names.pop() if len(names) == 1 else None
+
+    def tells_card_of(self, replica: str) -> bool:
+        """Whether more of the server's processes would tell no more of its card."""
+        return bool(self.gpus_of(replica)) or len({gpu.name for gpu in self.reading.gpus}) < 2
 
     def found_by_process(self, replica: str) -> bool:
         """Whether its GPUs are known by its processes, not by the config."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from kvheadroom.capacity.command_line import CommandLine
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.layer_stack import Layers, LayerStack
 from kvheadroom.capacity.model_geometry import ModelGeometry
@@ -20,6 +21,8 @@ class Origin(StrEnum):
     ECHOED = "echoed by the engine"
     SERVER = "told by the server"
     CONFIG = "your config"
+    COMMAND_LINE = "its command line"
+    MACHINE = "this machine"
     MODEL_FILES = "the model's files"
     DEFAULT = "default"
     ASSUMED = "assumed"
@@ -78,6 +81,15 @@ PARALLEL_FLAGS = (
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ToldFlag:
+    """A flag that somebody told, its value in words, and who; who is believed where several did."""
+
+    name: str
+    value: str
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +285,8 @@ class EngineFacts:
         data_parallel_size, enable_expert_parallel: over how many GPUs routed experts are spread, and how.
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
+        command_line: of a server on this machine; None where nobody could read it.
+        told_flags: each flag of vLLM that somebody told, by name.
         silent_flags: flags that may matter and that nobody said, with vLLM's default.
         obstacles: why no prediction can be made although the fact is known ("cannot predict: ...").
     """
@@ -306,6 +320,8 @@ class EngineFacts:
     silent_flags: tuple[tuple[str, str], ...]
     missing: tuple[MissingFact, ...]
     obstacles: tuple[str, ...]
+    command_line: CommandLine | None = None
+    told_flags: tuple[ToldFlag, ...] = ()
 
     @property
     def batched_tokens(self) -> int:
@@ -369,7 +385,19 @@ class EngineFacts:
         if windows and self.max_num_batched_tokens is not None and self.max_num_batched_tokens.assumed:
             found.append(("max_num_batched_tokens", self.max_num_batched_tokens.note))
         found += [(name, f"{value} (vLLM's default)") for name, value in self.silent_flags]
+        if self.command_line is not None:
+            found += [
+                ("command_line", f"nothing more than was read, but {doubt}")
+                for doubt in self.command_line.doubts
+            ]
         return tuple(found)
+
+    def flags_by_origin(self) -> tuple[tuple[Origin, tuple[ToldFlag, ...]], ...]:
+        """The flags that somebody told, by who told them."""
+        origins = [origin for origin in Origin if any(flag.origin is origin for flag in self.told_flags)]
+        return tuple(
+            (origin, tuple(flag for flag in self.told_flags if flag.origin is origin)) for origin in origins
+        )
 
     def guessed(self) -> tuple[tuple[str, str], ...]:
         """Of what is assumed, all that is not simply vLLM's own default for a flag that was left out."""

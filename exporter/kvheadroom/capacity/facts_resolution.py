@@ -1,13 +1,14 @@
 """From everything that was said about an engine to its facts.
 
-Precedence of a flag: echoed by the running engine > the operator's config > vLLM's default of the
-release, which is marked assumed. Facts are replaced as a whole, never patched.
+Precedence of a flag: echoed by the running engine > the operator's config > its command line > vLLM's default of the
+release, which is marked assumed unless the command line was read whole. Facts are replaced as a whole, never patched.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from kvheadroom.capacity.command_line import CommandLine
 from kvheadroom.capacity.facts import (
     SILENT_FLAGS,
     STATE_FLAGS,
@@ -25,14 +26,14 @@ from kvheadroom.capacity.facts import (
 )
 from kvheadroom.capacity.gpu_cards import LARGE, LARGEST
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
+from kvheadroom.capacity.hardware import missing_for_pool, resolve_hardware
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, read_geometry
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
+from kvheadroom.capacity.said_flags import SaidFlags, unread_flags
 from kvheadroom.capacity.speculation import plan_draft
 from kvheadroom.capacity.weights import plan_weights
-
-T = TypeVar("T")
 
 DEFAULT_OVERHEAD_BYTES = 12 * 10**9
 
@@ -45,6 +46,8 @@ def resolve_facts(
     model_files: ModelFiles | None,
     model_files_missing: MissingFact | None = None,
     draft_tensors: TensorInventory | None = None,
+    command_line: CommandLine | None = None,
+    local_gpu: str | None = None,
     sizes_weights: bool = True,
 ) -> EngineFacts:
     """Facts of one engine from everything that was said about it.
@@ -52,15 +55,19 @@ def resolve_facts(
     Args:
         model_files_missing: why `model_files` is None.
         draft_tensors: of a draft model's checkpoint, None where they are not known.
+        command_line: of a server on this machine; None where it could not be read.
+        local_gpu: the card of this machine that it runs on, by its name in the catalogue.
         sizes_weights: make weights that nobody said from config.json; it takes time, and is of use only where the pool
             is what they leave over.
     """
-    flags = operator.flags
+    said = SaidFlags(operator.flags, command_line)
+    flags = said.values
     rules = rules_for(answers.version)
     missing: list[MissingFact] = []
     obstacles: list[str] = []
 
-    platform, hbm_bytes = _hardware(operator)
+    hardware = resolve_hardware(operator, command_line, answers.version, local_gpu)
+    gpu, platform, hbm_bytes = hardware.gpu, hardware.platform, hardware.hbm_bytes
     model: ModelGeometry | None = None
     if model_files is None:
         if model_files_missing is not None:
@@ -79,15 +86,15 @@ def resolve_facts(
     if isinstance(draft, str):
         obstacles.append(draft)
         draft = Draft()
-    elif "speculative_config" not in flags:
+    elif "speculative_config" not in flags and not said.is_whole:
         draft = Draft(note="none (vLLM's default)")
-    kv_cache_memory_bytes = _optional(echoed.kv_cache_memory_bytes, flags.get("kv_cache_memory_bytes"))
-    override = _optional(echoed.num_gpu_blocks_override, flags.get("num_gpu_blocks_override"))
+    kv_cache_memory_bytes = said.pool_bytes(echoed.kv_cache_memory_bytes, on_cpu=gpu == CPU)
+    override = said.optional("num_gpu_blocks_override", echoed.num_gpu_blocks_override)
     weights_bytes = _weights(operator, model_files)
     if kv_cache_memory_bytes is None and override is None:
-        missing += _missing_for_pool(operator.gpu, hbm_bytes, weights_bytes, model_files)
+        missing += missing_for_pool(gpu, hbm_bytes, weights_bytes, model_files)
 
-    max_model_len = _optional(answers.max_model_len, flags.get("max_model_len"), Origin.SERVER)
+    max_model_len = said.optional("max_model_len", answers.max_model_len, Origin.SERVER)
     if max_model_len is None and model is not None and model.usual_context is not None:
         max_model_len = Fact(
             model.usual_context, Origin.ASSUMED, f"{model.usual_context} (the longest of config.json)"
@@ -122,22 +129,22 @@ def resolve_facts(
         model=model,
         max_model_len=max_model_len,
         platform=platform,
-        capability=None if operator.gpu is None or operator.gpu == CPU else GPUS[operator.gpu].capability,
-        tensor_parallel_size=_flag(None, flags.get("tensor_parallel_size"), 1),
-        pipeline_parallel_size=_flag(None, flags.get("pipeline_parallel_size"), 1),
-        decode_context_parallel_size=_flag(None, flags.get("decode_context_parallel_size"), 1),
-        prefill_context_parallel_size=_flag(None, flags.get("prefill_context_parallel_size"), 1),
-        data_parallel_size=_flag(None, flags.get("data_parallel_size"), 1),
-        enable_expert_parallel=_flag(None, flags.get("enable_expert_parallel"), False),  # noqa: FBT003
-        kv_cache_dtype=_flag(echoed.kv_cache_dtype, flags.get("kv_cache_dtype"), "auto"),
-        dtype=_flag(None, flags.get("dtype"), "auto"),
+        capability=None if gpu is None or gpu == CPU else GPUS[gpu].capability,
+        tensor_parallel_size=said.fact("tensor_parallel_size", None, 1),
+        pipeline_parallel_size=said.fact("pipeline_parallel_size", None, 1),
+        decode_context_parallel_size=said.fact("decode_context_parallel_size", None, 1),
+        prefill_context_parallel_size=said.fact("prefill_context_parallel_size", None, 1),
+        data_parallel_size=said.fact("data_parallel_size", None, 1),
+        enable_expert_parallel=said.fact("enable_expert_parallel", None, False),  # noqa: FBT003
+        kv_cache_dtype=said.fact("kv_cache_dtype", echoed.kv_cache_dtype, "auto"),
+        dtype=said.fact("dtype", None, "auto"),
         flags=_cache_flags(flags, echoed),
         draft=draft,
-        max_num_batched_tokens=_batched_tokens(operator, platform, max_model_len, model, rules),
-        block_size=_flag(echoed.block_size, flags.get("block_size"), default_block_size),
-        gpu_memory_utilization=_flag(
+        max_num_batched_tokens=_batched_tokens(said, gpu, max_model_len, model, rules),
+        block_size=said.fact("block_size", echoed.block_size, default_block_size),
+        gpu_memory_utilization=said.fact(
+            "gpu_memory_utilization",
             echoed.gpu_memory_utilization,
-            flags.get("gpu_memory_utilization"),
             rules.default_gpu_memory_utilization,
         ),
         kv_cache_memory_bytes=kv_cache_memory_bytes,
@@ -151,10 +158,13 @@ def resolve_facts(
             Origin.ASSUMED,
             f"{DEFAULT_OVERHEAD_BYTES / 1e9:g} GB (`overhead_gb`, a guess until it is measured)",
         ),
-        silent_flags=tuple(_silent_flags(flags, echoed, model)),
+        silent_flags=tuple(_silent_flags(said, echoed, model)),
         missing=tuple(missing),
+        command_line=command_line,
+        told_flags=tuple(said.told(echoed, kv_cache_memory_bytes)),
         obstacles=tuple(obstacles),
     )
+    facts = replace(facts, obstacles=(*facts.obstacles, *unread_flags(facts, said, echoed, answers)))
     unsized = weights_bytes is None and hbm_bytes is not None and facts.pool_from_hbm
     return _with_weights(facts) if sizes_weights and unsized else facts
 
@@ -213,40 +223,42 @@ def _backend(name: str | None) -> str | None:
 
 
 def _silent_flags(
-    flags: Mapping[str, Any], echoed: EchoedFlags, model: ModelGeometry | None
+    said: SaidFlags, echoed: EchoedFlags, model: ModelGeometry | None
 ) -> Iterator[tuple[str, str]]:
     """Flags that may matter for this model and that nobody said, with vLLM's default."""
+    if said.is_whole:
+        return
     candidates = dict(SILENT_FLAGS)
     if model is not None and model.has_windows:
         candidates |= WINDOW_FLAGS
     if model is not None and model.has_states:
         candidates |= STATE_FLAGS
     for name, default in candidates.items():
-        said = name == "kv_cache_dtype_skip_layers" and echoed.kv_cache_dtype_skip_layers is not None
-        if name not in flags and not said:
+        told = name == "kv_cache_dtype_skip_layers" and echoed.kv_cache_dtype_skip_layers is not None
+        if name not in said.values and not told:
             yield name, default
 
 
 def _batched_tokens(
-    operator: OperatorFacts,
-    platform: Fact[str],
+    said_flags: SaidFlags,
+    gpu: str | None,
     max_model_len: Fact[int] | None,
     model: ModelGeometry | None,
     rules: ReleaseRules,
 ) -> Fact[int] | None:
     """`--max-num-batched-tokens`; vLLM's default goes by the memory of the GPU (engine/arg_utils.py)."""
-    flags = operator.flags
-    said = flags.get("max_num_batched_tokens")
+    flags = said_flags.values
+    said = said_flags.optional("max_num_batched_tokens", None)
     if said is not None:
-        return Fact(said, Origin.CONFIG)
+        return said
     seqs = flags.get("max_num_seqs")
-    if platform.value == CPU:
+    if gpu == CPU:
         world = (flags.get("tensor_parallel_size") or 1) * (flags.get("pipeline_parallel_size") or 1)
         tokens, seqs = 2048 * world, seqs or 128 * world
-    elif operator.gpu is None:
+    elif gpu is None:
         return None
     else:
-        batch = GPUS[operator.gpu].batch
+        batch = GPUS[gpu].batch
         if batch is LARGEST and not rules.largest_batches:
             batch = LARGE
         tokens, seqs = batch.max_num_batched_tokens, seqs or batch.max_num_seqs
@@ -257,73 +269,6 @@ def _batched_tokens(
             tokens = max(tokens, model.stack.largest_item_tokens)
         tokens = min(tokens, seqs * max_model_len.value)
     return Fact(tokens, Origin.DEFAULT, f"{tokens} (vLLM's default on this hardware)")
-
-
-def _missing_for_pool(
-    gpu: str | None,
-    hbm_bytes: Fact[int] | None,
-    weights_bytes: Fact[int] | None,
-    model_files: ModelFiles | None,
-) -> list[MissingFact]:
-    """What is missing where the pool is what memory leaves over."""
-    if gpu == CPU:
-        return [
-            MissingFact(
-                "kv_cache_memory_bytes",
-                "on a CPU vLLM sizes the pool from the memory that its process happens to leave",
-                "start vLLM with --kv-cache-memory-bytes N, or set "
-                "`flags: {kv_cache_memory_bytes: N}` (VLLM_CPU_KVCACHE_SPACE x 1073741824)",
-            )
-        ]
-    missing = []
-    if hbm_bytes is None:
-        missing.append(
-            MissingFact(
-                "hbm_bytes",
-                "neither the size of the pool nor that of the GPU's memory is known"
-                + ("" if gpu is None else f" (`gpu: {gpu}`: {GPUS[gpu].source})"),
-                "set `gpu: B200` (or another name of the catalogue), or `hbm_bytes: N` "
-                "(torch.cuda.mem_get_info()[1])",
-            )
-        )
-    if weights_bytes is None:
-        missing.append(
-            MissingFact(
-                "weights_bytes",
-                (model_files is not None and model_files.weights_unknown)
-                or "there is no model.safetensors.index.json with a total_size in the model's folder",
-                "set `weights_bytes: N` (the sum of the sizes of the *.safetensors files)",
-            )
-        )
-    return missing
-
-
-def _flag(echoed: T | None, configured: T | None, default: T) -> Fact[T]:
-    if echoed is not None:
-        return Fact(echoed, Origin.ECHOED)
-    if configured is not None:
-        return Fact(configured, Origin.CONFIG)
-    return Fact(default, Origin.DEFAULT, f"{default} (vLLM's default)")
-
-
-def _optional(
-    echoed: int | None, configured: int | None, echo_origin: Origin = Origin.ECHOED
-) -> Fact[int] | None:
-    if echoed is not None:
-        return Fact(echoed, echo_origin)
-    return None if configured is None else Fact(configured, Origin.CONFIG)
-
-
-def _hardware(operator: OperatorFacts) -> tuple[Fact[str], Fact[int] | None]:
-    hbm = None if operator.hbm_bytes is None else Fact(operator.hbm_bytes, Origin.CONFIG)
-    if operator.gpu is None:
-        return Fact("cuda", Origin.ASSUMED, "an NVIDIA GPU (set `gpu: CPU` for vLLM's CPU backend)"), hbm
-    if operator.gpu == CPU:
-        return Fact(CPU, Origin.CONFIG), hbm
-    gpu = GPUS[operator.gpu]
-    if hbm is None and gpu.cuda_total_bytes is not None:
-        hbm = Fact(gpu.cuda_total_bytes, Origin.ASSUMED, f"{gpu.cuda_total_bytes} ({gpu.source})")
-    return Fact("cuda", Origin.CONFIG), hbm
 
 
 def _weights(operator: OperatorFacts, model_files: ModelFiles | None) -> Fact[int] | None:

@@ -18,7 +18,7 @@ from kvheadroom.capacity.model_geometry import ModelGeometry
 _MOST_TOKENS = 1000
 
 # Keys that say nothing about the cache. Others change the draft's type, heads, backend or length.
-_HARMLESS = frozenset(
+HARMLESS_KEYS = frozenset(
     {
         "code_revision",
         "draft_sample_method",
@@ -38,6 +38,7 @@ _HARMLESS = frozenset(
         "synthetic_acceptance_rates",
     }
 )
+"""Keys of `speculative_config` that say nothing about the cache."""
 
 _NUMBERS = (
     "suffix_decoding_max_spec_factor",
@@ -107,7 +108,7 @@ def plan_draft(
     others = sorted(
         str(key)
         for key, value in config.items()
-        if value is not None and key not in _HARMLESS | {"method", "num_speculative_tokens", DRAFT_CONFIG}
+        if value is not None and key not in HARMLESS_KEYS | {"method", "num_speculative_tokens", DRAFT_CONFIG}
     )
     if others:
         return f"speculative_config: {others[0][:80]} is not modelled"
@@ -134,7 +135,7 @@ def plan_draft(
 
 def _fault(config: Mapping[str, Any]) -> str:
     """What is wrong with a key that says nothing about the cache; empty where nothing is."""
-    for key in sorted(_HARMLESS):
+    for key in sorted(HARMLESS_KEYS):
         value = config.get(key)
         if value is None:
             continue

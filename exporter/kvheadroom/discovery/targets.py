@@ -24,7 +24,7 @@ def make_replicas(
     for group in groups:
         for target in group.targets:
             try:
-                replica = replica_of(template, _own(target, group.labels, template))
+                replica = replica_of(ReplicaConfig, template, _own(target, group.labels, template))
             except (ConfigError, ValueError) as error:
                 left_out.append(f"{_shown(target)}: {error}")
                 continue

@@ -89,10 +89,20 @@ class ReplicaSources:
 
 
 class ReplicaSampler:
-    """Samples one replica and publishes its assessment on the board."""
+    """Samples one replica and publishes its assessment on the board.
+
+    Args:
+        memory: of the sampler that this one follows.
+    """
 
     def __init__(
-        self, first: ReplicaAssessment, session_tokens: tuple[int, ...], sources: ReplicaSources, board: Board
+        self,
+        first: ReplicaAssessment,
+        session_tokens: tuple[int, ...],
+        sources: ReplicaSources,
+        board: Board,
+        *,
+        memory: ServerMemory | None = None,
     ) -> None:
         self._last = first
         self._session_tokens = session_tokens
@@ -101,12 +111,22 @@ class ReplicaSampler:
         self._failures: Counter[tuple[str, FailureReason]] = Counter(dict(first.failures_total))
         self._problems: Counter[ProblemReason] = Counter(dict(first.problems_total))
         self._metrics_seen: frozenset[str] = frozenset()
-        self._memory = ServerMemory()
+        self._memory = memory or ServerMemory()
         self._histories: dict[str, EngineHistory] = {}
         self._known: dict[Identity, _Known] = {}
         self._asking: _Asking | None = None
         self._outages = 0
         self._ticks_still = 0
+
+    @property
+    def url(self) -> str:
+        """Of the replica."""
+        return self._last.url
+
+    @property
+    def memory(self) -> ServerMemory:
+        """What tells a restart, for the sampler that comes after this one at the same address."""
+        return self._memory
 
     async def tick(self, now: float, *, wait_for_facts: float | None = None) -> None:
         """One scrape and its consequences.

@@ -113,6 +113,8 @@ def _engine(engine: Assessment) -> Iterator[str]:
         f"predicted {count(predicted)} tokens, observed {count(observation.pool_tokens)}, "
         f"difference {signed(difference)}",
     )
+    for origin, flags in engine.facts.flags_by_origin():
+        yield _row("  flags", f"{origin}: {', '.join(f'{flag.name} {flag.value}' for flag in flags)}")
     for name, what in engine.facts.assumed():
         yield _row("  assumed", f"{name}: {what}")
     for fact in engine.facts.missing:

@@ -350,6 +350,9 @@ def _facts(facts: EngineFacts) -> dict[str, Any]:
     for name in names:
         fact: Fact[Any] | None = getattr(facts, name)
         report[name] = fact and {"value": fact.value, "origin": str(fact.origin), "assumed": fact.assumed}
+    report["flags"] = {
+        flag.name: {"value": flag.value, "origin": str(flag.origin)} for flag in facts.told_flags
+    }
     report["architecture"] = None if facts.model is None else facts.model.architecture
     report["release_rules"] = ".".join(map(str, facts.rules.taken_from))
     return report

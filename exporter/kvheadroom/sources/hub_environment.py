@@ -61,20 +61,35 @@ def parse_hub_name(text: str) -> HubName | None:
 
 def read_hub_environment(environment: Mapping[str, str], home: Path) -> HubEnvironment:
     """From HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN and HF_TOKEN_PATH."""
-
-    def path(name: str) -> Path | None:
-        value = environment.get(name)
-        return None if not value else Path(value.replace("~", str(home), 1) if value[0] == "~" else value)
-
-    base = path("HF_HOME") or (path("XDG_CACHE_HOME") or home / ".cache") / "huggingface"
+    token = _path(environment, home, "HF_TOKEN_PATH") or _base(environment, home) / "token"
     return HubEnvironment(
         endpoint=(environment.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
-        cache=path("HF_HUB_CACHE") or path("HUGGINGFACE_HUB_CACHE") or base / "hub",
+        cache=hub_cache(environment, home),
         offline=any(
             environment.get(name, "").lower() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
         ),
-        token=_token(environment, path("HF_TOKEN_PATH") or base / "token"),
+        token=_token(environment, token),
     )
+
+
+CACHE_VARIABLES = frozenset({"HF_HOME", "XDG_CACHE_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
+"""The variables that say where the cache is; none of them is a secret."""
+
+
+def hub_cache(environment: Mapping[str, str], home: Path) -> Path:
+    """Where the models lie."""
+    named = _path(environment, home, "HF_HUB_CACHE") or _path(environment, home, "HUGGINGFACE_HUB_CACHE")
+    return named or _base(environment, home) / "hub"
+
+
+def _base(environment: Mapping[str, str], home: Path) -> Path:
+    caches = _path(environment, home, "XDG_CACHE_HOME") or home / ".cache"
+    return _path(environment, home, "HF_HOME") or caches / "huggingface"
+
+
+def _path(environment: Mapping[str, str], home: Path, name: str) -> Path | None:
+    value = environment.get(name)
+    return None if not value else Path(value.replace("~", str(home), 1) if value[0] == "~" else value)
 
 
 def _token(environment: Mapping[str, str], file: Path) -> str | None:

@@ -2,6 +2,8 @@
 
 import json
 import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +54,24 @@ class ModelFilesReader:
         self, folder: str, assumed_because: str, *, timeout_seconds: float
     ) -> ModelFiles | SourceFailure:
         """As `read_model_files`; a timeout is a failure."""
+        return await self.read_with(
+            folder, partial(read_model_files, folder, assumed_because), timeout_seconds=timeout_seconds
+        )
+
+    async def read_with(
+        self, name: str, read: Callable[[], ModelFiles | SourceFailure], *, timeout_seconds: float
+    ) -> ModelFiles | SourceFailure:
+        """What `read` gives; it may block.
+
+        Args:
+            name: of the folder, for people; readings under one name share their answer.
+        """
         try:
-            return await self._folders.read(
-                folder, lambda: read_model_files(folder, assumed_because), timeout_seconds=timeout_seconds
-            )
+            return await self._folders.read(name, read, timeout_seconds=timeout_seconds)
         except TimeoutError as error:
-            return SourceFailure(SOURCE, FailureReason.TIMEOUT, f"{folder}: {error}")
+            return SourceFailure(SOURCE, FailureReason.TIMEOUT, f"{name}: {error}")
         except Exception as error:  # noqa: BLE001  whatever it is, it is told as a failure of this source
-            detail = f"{folder}: a fault of kvheadroom: {error!r}"
+            detail = f"{name}: a fault of kvheadroom: {error!r}"
             return SourceFailure(SOURCE, FailureReason.INTERNAL, detail)
 
 
