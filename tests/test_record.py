@@ -411,7 +411,7 @@ def test_another_servers_recording_is_refused_and_left_as_it_is(tmp_path: Path) 
     ("arguments", "word"),
     [
         (["--target", "http://h:1"], "--out"),
-        (["--out", "{folder}/x"], "nothing to watch; give --target"),
+        (["--out", "{folder}/x"], "nothing to record; give --target URL"),
         (["--out", "{folder}/x", "--target", "h:1"], "--target: 'h:1' is no server's address"),
         (["--out", "{folder}/x", "--target", "http://h:1", "--replica", "a"], "either --target URL or --config FILE"),
         (["--out", "{folder}/x", "--config", "{config}"], "--replica: one server is recorded; name it: a, b"),

@@ -387,6 +387,8 @@ def _record(arguments: argparse.Namespace) -> int:
 
     if arguments.target is not None and (arguments.config is not None or arguments.replica is not None):
         raise OperatorError("--target: give either --target URL or --config FILE with --replica NAME")
+    if arguments.target is None and arguments.config is None:
+        raise OperatorError("nothing to record; give --target URL, or --config FILE with --replica NAME")
     config = _config(arguments.config, [] if arguments.target is None else [arguments.target])
     names = [replica.replica for replica in config.replicas]
     if not names:

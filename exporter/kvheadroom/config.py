@@ -1,18 +1,15 @@
 """YAML -> a frozen, validated Config. Unknown keys, wrong types and clashes are errors with their path."""
 
 import hashlib
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     SkipValidation,
     ValidationError,
     model_validator,
@@ -31,9 +28,21 @@ from kvheadroom.access_settings import (
 )
 from kvheadroom.capacity.discovery import checked_labels
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.gpu_catalogue import CPU, GPUS, catalogue_name, not_modelled_because
+from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.local_server import LocalServer
-from kvheadroom.capacity.parallelism import MOST_GPUS
+from kvheadroom.setting_values import (
+    CatalogueGpu,
+    Duration,
+    FilePattern,
+    GpuNames,
+    ModelPath,
+    ParallelSize,
+    Pod,
+    PositiveInt,
+    Shard,
+    parse_duration,
+    parse_size,
+)
 from kvheadroom.strict_yaml import YamlFaultError, parse_yaml, read_small_file
 
 
@@ -45,115 +54,11 @@ _NO_REPLICA = (
     "there is nothing to watch; it needs at least `replicas: [{url: http://host:8000}]`, or `process_discovery: {}` for the "
     "servers of this machine"
 )
-_GPU_NAME = re.compile(r"(GPU-|MIG-)([0-9a-fA-F-]{8,})|(MIG-GPU-)([0-9a-fA-F-]{8,}/\d{1,3}(?:/\d{1,3})?)")
-_POD = re.compile(r"[a-z0-9][a-z0-9-]{0,62}/[a-z0-9][a-z0-9.-]{0,252}\*?")
-MOST_GPUS_HERE = 256
-"""Indices of one machine's GPUs are below."""
-_SHARD = re.compile(r"(\d{1,4})/(\d{1,4})")
-MOST_SHARDS = 1000
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
-_DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|MB|GB|KiB|MiB|GiB)")
-_SIZE_BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
-
-
-def _duration(value: object) -> float:
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"{value!r} is no duration; write a number with its unit, e.g. 5s or 1m")
-    return float(match[1]) * _DURATION_SECONDS[match[2]]
-
-
-def _gpu(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    name = catalogue_name(value)
-    if name is None:
-        reason = not_modelled_because(value)
-        if reason is not None:
-            raise ValueError(
-                f"{value!r}: {reason}; leave `gpu` out, and what vLLM reports is shown without it"
-            )
-        raise ValueError(
-            f"{value!r} is not in the catalogue ({', '.join(GPUS)}, CPU); "
-            "for another GPU leave `gpu` out and set `hbm_bytes`"
-        )
-    return name
 
 
 def _given(value: object) -> object:
     """A section that stands there without anything in it is meant."""
     return {} if value is None else value
-
-
-def _expanded(value: str) -> str:
-    """`~/models/x` is meant as in a shell."""
-    return str(Path(value).expanduser())
-
-
-def _file_pattern(value: str) -> str:
-    path = _expanded(value)
-    if not path.endswith((".json", ".yml", ".yaml")) or "**" in path or "\0" in path:
-        raise ValueError(
-            f"{value[:200]!r}: files end in .json, .yml or .yaml, and `*` stands for a part of one name"
-        )
-    return path
-
-
-def _gpu_list(value: object) -> object:
-    """Also as in CUDA_VISIBLE_DEVICES: one text with commas."""
-    if not isinstance(value, str):
-        return value
-    return [int(name) if name.isdecimal() else name for name in (part.strip() for part in value.split(","))]
-
-
-def _gpu_name(value: object) -> object:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_GPUS_HERE:
-        return value
-    match = _GPU_NAME.fullmatch(value) if isinstance(value, str) else None
-    if match is not None:
-        return f"{match[1] or match[3]}{(match[2] or match[4]).lower()}"
-    raise ValueError(
-        f"{str(value)[:80]!r} is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, "
-        "e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"
-    )
-
-
-def _pod(value: str) -> str:
-    if not _POD.fullmatch(value):
-        raise ValueError(
-            f"{value[:80]!r} is no pod; write namespace/name, with a * at its end for a name that goes on"
-        )
-    return value
-
-
-def _shard(value: object) -> object:
-    match = _SHARD.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not int(match[1]) < int(match[2]) <= MOST_SHARDS:
-        raise ValueError(
-            f"{str(value)[:40]!r} is no share of the servers; write I/N, from 0/N to (N-1)/N, e.g. 0/4 (N is at most "
-            f"{MOST_SHARDS})"
-        )
-    return value
-
-
-def _each_once(values: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    twice = next((value for value in values if values.count(value) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice} is given twice")
-    return values
-
-
-GpuName = Annotated[str | int, BeforeValidator(_gpu_name)]
-Duration = Annotated[
-    float,
-    BeforeValidator(_duration),
-    Field(ge=0.1, le=3600),
-    # With its unit, so that what was dumped can be read again.
-    PlainSerializer(lambda seconds: f"{seconds}s"),
-]
-PositiveInt = Annotated[int, Field(gt=0, strict=True)]
-ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 
 
 class VllmFlags(Strict):
@@ -194,11 +99,11 @@ class VllmFlags(Strict):
 class ServerFacts(Strict):
     """What the operator says of a server beyond its address."""
 
-    model: Annotated[str, Field(min_length=1), AfterValidator(_expanded)] | None = None
+    model: ModelPath | None = None
     weights_bytes: PositiveInt | None = None
     flags: VllmFlags = VllmFlags()
-    gpu: Annotated[str | None, BeforeValidator(_gpu)] = None
-    gpus: Annotated[tuple[GpuName, ...], BeforeValidator(_gpu_list), AfterValidator(_each_once)] = ()
+    gpu: CatalogueGpu | None = None
+    gpus: GpuNames = ()
     hbm_bytes: PositiveInt | None = None
     labels: Annotated[dict[str, str], BeforeValidator(checked_labels)] = Field(default_factory=dict)
 
@@ -213,7 +118,7 @@ class ReplicaConfig(ServerFacts, AccessSettings):
     """One vLLM server."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    pod: Annotated[str, AfterValidator(_pod)] | None = None
+    pod: Pod | None = None
 
     @property
     def replica(self) -> str:
@@ -255,9 +160,7 @@ class ReplicaTemplate(LocalTemplate):
 class FileSdConfig(Strict):
     """Servers listed in files, in the form of Prometheus's `file_sd_configs`."""
 
-    files: Annotated[
-        tuple[Annotated[str, AfterValidator(_file_pattern)], ...], Field(min_length=1, max_length=20)
-    ]
+    files: Annotated[tuple[FilePattern, ...], Field(min_length=1, max_length=20)]
     refresh_interval: Duration = 5.0
     replica: ReplicaTemplate = ReplicaTemplate()
 
@@ -303,7 +206,7 @@ class Config(Strict):
     http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()
     process_discovery: Annotated[ProcessDiscoveryConfig | None, BeforeValidator(_given)] = None
     dcgm_exporters: Annotated[tuple[DcgmExporter, ...], Field(max_length=500)] = ()
-    shard: Annotated[str | None, BeforeValidator(_shard)] = None
+    shard: Shard | None = None
 
     @property
     def discovers(self) -> bool:
@@ -372,7 +275,7 @@ def validate_duration(value: str, least_seconds: float, most_seconds: float) -> 
         ConfigError: with what is allowed.
     """
     try:
-        seconds = _duration(value)
+        seconds = parse_duration(value)
     except ValueError as error:
         raise ConfigError(str(error)[:200]) from error
     if not least_seconds <= seconds <= most_seconds:
@@ -386,12 +289,10 @@ def validate_size(value: str) -> int:
     Raises:
         ConfigError: with what is allowed.
     """
-    match = _SIZE.fullmatch(value.strip())
-    if match is None or len(value) > 40:
-        raise ConfigError(
-            f"{value[:40]!r} is no size; write a number with its unit, e.g. 200MB ({', '.join(_SIZE_BYTES)})"
-        )
-    return int(float(match[1]) * _SIZE_BYTES[match[2]])
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def validate_config(content: dict[Any, Any], where: str) -> Config:
