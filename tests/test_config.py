@@ -234,11 +234,12 @@ def test_targets_of_the_command_line_stand_beside_all_that_a_config_says(tmp_pat
         _config(file, [], "4/4")
 
 
-def test_every_config_in_the_readme_is_valid() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
+def test_every_config_in_the_documentation_is_valid() -> None:
+    root = Path(__file__).parents[1]
+    text = "".join((root / name).read_text() for name in ("README.md", "docs/configuration.md"))
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     configs = [block for block in blocks if "replicas:" in block or "sd_configs:" in block]
-    told = [validate_config(yaml.safe_load(block), "README.md") for block in configs]
+    told = [validate_config(yaml.safe_load(block), "documentation") for block in configs]
     assert [len(config.replicas) for config in told] == [2, 0, 2, 5]
     assert [config.discovers for config in told] == [False, True, False, False]
 

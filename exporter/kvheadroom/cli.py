@@ -144,7 +144,7 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "      weights_bytes: 16060522496\n"
         "      flags: {tensor_parallel_size: 8}\n"
         "      # api_key_file: /run/secrets/vllm-key\n"
-        "      # also: basic_auth, bearer_token_file, headers, tls, proxy_url, unix_socket, labels (README)\n"
+        "      # also: basic_auth, bearer_token_file, headers, tls, proxy_url, unix_socket, labels (docs/configuration.md)\n"
         "  file_sd_configs:               # servers that come and go, in Prometheus's form\n"
         "    - files: [/etc/vllm/*.yml]\n"
         "      replica: {gpu: B200}       # what they have in common\n"

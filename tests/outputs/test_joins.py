@@ -99,5 +99,5 @@ def test_the_labels_of_info_metrics_join_to_every_series_by_one_label(
 @pytest.mark.parametrize("join", JOINS)
 def test_each_join_is_one_that_the_documentation_names(join: str) -> None:
     root = Path(__file__).parents[2]
-    texts = [(root / "README.md").read_text(), (root / "docs/metrics.md").read_text()]
+    texts = [(root / name).read_text() for name in ("docs/configuration.md", "docs/metrics.md")]
     assert any(join in re.sub(r"\s+", " ", text) for text in texts)
