@@ -232,6 +232,23 @@ def test_a_file_that_is_no_recording_ends_it_before_anything_is_scored(name: str
     assert answer.stderr.count("\n") == 1
 
 
+def test_a_recording_that_is_too_long_ends_it_before_anything_is_scored(tmp_path: Path) -> None:
+    path = recording(tmp_path / "r.jsonl.gz", page(), page(), every_seconds=3e7)
+    answer = backtest("--recording", RECORDINGS / "steady.jsonl.gz", path)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith(
+        "kvheadroom: --every: r lasts 347.2 days, which would be 30,000,001 ticks; "
+    )
+
+
+def test_a_scrape_that_came_late_leaves_an_episode_whole() -> None:
+    """In this recording of a busy machine a scrape came after 1.8 s, in the midst of preemptions, in place of 0.5 s."""
+    [one] = told("--recording", RECORDINGS.parent / "loads" / "burst.metrics.jsonl.gz")
+    assert one["episodes"] == [14.001, 50.507, 84.513]
+    assert one["preemptions"] == 110
+    assert one["problems"] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -247,7 +247,7 @@ def test_a_part_of_which_anything_is_missing_is_a_gap_as_a_whole(
     [engine] = history.engines
     assert [(one.starts_at, one.ends_at) for one in engine.stretches] == [(0.0, 99.0), (200.0, 300.0)]
     assert (
-        "gpu-7:8000: nothing is known of engine 0 from 99.0 s to 200.0 s, with 2 preemptions in it: not scored"
+        "gpu-7:8000: engine 0 did not tell its preemptions from 99.0 s to 200.0 s, with 2 preemptions in it: not scored"
         in (history.problems)
     )
     assert [tick is None for tick in engine.ticks[104:200]] == [True] * 96

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ def history_of(
     preemptions: Sequence[float | None], series: dict[Series, Values] | None = None, *, engine: str = "0"
 ) -> History:
     seen = samples(preemptions)
+    counted = [sample for sample in seen if sample.preemptions_total is not None]
     return History(
         name="h",
         duration_seconds=len(seen) - 1.0,
         every_seconds=1.0,
-        engines=(EngineHistory(engine=engine, stretches=find_stretches(seen, 3.0), ticks=seen),),
+        engines=(EngineHistory(engine=engine, stretches=find_stretches(counted, 3.0), ticks=seen),),
         series=series or {},
     )
 
@@ -142,6 +144,27 @@ def test_a_rule_whose_figure_was_never_told_has_no_score() -> None:
     assert (usage.score, usage.why_not) == (None, "the engine did not tell at any tick what it needs")
     assert waiting.score is not None
     assert not result.is_scored
+
+
+def test_a_table_without_a_row_has_no_head() -> None:
+    seen = tuple(EngineSample(at=float(at), preemptions_total=0.0) for at in range(20))
+    engine = EngineHistory(engine="0", stretches=find_stretches(seen, 3.0), ticks=seen)
+    history = History(name="h", duration_seconds=19.0, every_seconds=1.0, engines=(engine,), series={})
+    lines = list(table(score_history(history, (), SCALE)))
+    assert lines[1] == "  0 preemptions (0 events) in 0 episodes"
+    assert lines[2].startswith("  baseline usage > 0.8: not evaluated, ")
+
+
+def test_what_was_seen_at_single_instants_alone_has_no_score() -> None:
+    result = one(history_of([3, None, None, None, 9]))
+    assert (result.episodes, result.signals, result.is_scored) == (None, (), False)
+    assert result.problems == ("h: it was seen at single instants alone, so nothing is scored",)
+
+
+def test_what_cannot_be_scored_says_why() -> None:
+    result = one(replace(history_of([0, 1, 2]), why_not="two servers"))
+    assert (result.episodes, result.signals, result.is_scored) == (None, (), False)
+    assert result.problems == ("h: two servers, so nothing is scored",)
 
 
 def test_without_an_engine_nothing_is_scored() -> None:

@@ -85,6 +85,9 @@ def score_history(history: History, alerts: Iterable[AlertRun], scale: Scale) ->
         signals=(),
         problems=(*history.problems, f"{history.name}: no engine of vLLM was seen, so nothing is scored"),
     )
+    if history.why_not is not None:
+        reason = f"{history.name}: {history.why_not}, so nothing is scored"
+        return (replace(empty, problems=(*history.problems, reason)),)
     if not history.engines:
         return (empty,)
     alerts = tuple(alerts)
@@ -105,6 +108,9 @@ def _score_engine(
 ) -> EngineResult:
     if not engine.tells_preemptions:
         reason = f"{result.name}: its pages have no num_preemptions_total, so nothing is scored"
+        return replace(result, problems=(*history.problems, reason))
+    if all(stretch.starts_at == stretch.ends_at for stretch in engine.stretches):
+        reason = f"{result.name}: it was seen at single instants alone, so nothing is scored"
         return replace(result, problems=(*history.problems, reason))
     every_seconds, scale = history.every_seconds, result.scale
     events = tuple(event for stretch in engine.stretches for event in find_events(stretch.samples))
