@@ -289,6 +289,20 @@ def test_a_part_that_is_damaged_in_the_folder_is_asked_for_again(tmp_path: Path)
         assert seen
 
 
+def test_labels_that_no_page_can_have_are_left_out(tmp_path: Path) -> None:
+    """Prometheus 3 takes any text as the name of a label."""
+
+    def answer(asked: Asked) -> Answer:
+        return matrix(*told_of(asked, STEADY, LABELS | {"k8s.pod.name": "p", "é": "e", "pod": "q"}))
+
+    with prometheus_api(answer) as (url, _):
+        [history] = histories(fetch(url, tmp_path), "vllm:kv_cache_usage_perc")
+    assert [(one.starts_at, one.ends_at) for one in history.engines[0].stretches] == [(0.0, 300.0)]
+    assert not [problem for problem in history.problems if "bad line" in problem]
+    [series] = [series for series in history.series if series.name == "vllm:kv_cache_usage_perc"]
+    assert (series.label("pod"), series.label("k8s.pod.name")) == ("q", "")
+
+
 def test_a_folder_of_another_history_is_refused(tmp_path: Path) -> None:
     with prometheus_api(telling(STEADY)) as (url, _):
         fetch(url, tmp_path)
