@@ -9,10 +9,9 @@ import pytest
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.lab.backtest import daemon_run
 from kvheadroom.lab.backtest.daemon_run import run_recording
-from kvheadroom.lab.backtest.events import find_events
 from kvheadroom.lab.backtest.histories import History, Series, Values
 from kvheadroom.lab.recordings import read_recording
-from tests.lab.backtest.series import page, recording
+from tests.lab.backtest.series import find_events, page, recording
 
 
 def run(path: Path, *wanted: str, every_seconds: float = 1.0) -> History:
