@@ -166,6 +166,18 @@ def test_a_scrape_that_came_late_is_a_gap_only_beyond_the_longest_pause(tmp_path
     assert stretches(4.0) == [(0, 5)]
 
 
+def test_how_far_it_is_is_told_now_and_then(tmp_path: Path) -> None:
+    def told(num_ticks: int) -> list[str]:
+        reports: list[str] = []
+        path = recording(tmp_path / f"{num_ticks}.gz", page(), page(), every_seconds=num_ticks - 1.0)
+        run_recording(read_recording(path), "r", every_seconds=1.0, wanted=frozenset(), report=reports.append)
+        return reports
+
+    assert told(500) == []
+    assert told(1001) == ["r: tick 500 of 1,001", "r: tick 1,000 of 1,001"]
+    assert len(told(20_000)) == 19
+
+
 def test_of_several_servers_behind_one_address_nothing_can_be_scored(tmp_path: Path) -> None:
     pages = [
         page(preemptions=10 if number % 2 else 3, more=f"process_start_time_seconds {800 + number % 2}\n")

@@ -32,7 +32,8 @@ from kvheadroom.sources.vllm_metrics import parse_page
 MAX_TICKS = 2_000_000
 _HALF_A_MILLISECOND = 0.0005
 """Prometheus keeps milliseconds: what was scraped a few microseconds after a tick was there at that tick."""
-_REPORT_EVERY_TICKS = 500
+_MOST_REPORTS, _FEWEST_TICKS = 20, 500
+"""How often it is told how far a recording is: a long one must not fill a log."""
 VLLM_JOB, KVHEADROOM_JOB = "vllm", "kvheadroom"
 """What Prometheus would label, where a recording does not tell, the pages that it scraped."""
 _SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?)[ \t]+(\S+)')
@@ -153,8 +154,9 @@ class _Run:
 
     async def watch(self, ticks: int, report: Report) -> None:
         """Every tick of the recording."""
+        between_reports = max(_FEWEST_TICKS, -(-ticks // _MOST_REPORTS))
         for number in range(ticks):
-            if number and number % _REPORT_EVERY_TICKS == 0:
+            if number and number % between_reports == 0:
                 report(f"{self._name}: tick {number:,} of {ticks:,}")
             self._offset = number * self._every_seconds
             self._entry = self._playback.entry_at(self._offset + _HALF_A_MILLISECOND)
