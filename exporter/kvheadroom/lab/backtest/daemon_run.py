@@ -20,7 +20,7 @@ from kvheadroom.capacity.readings import (
     VllmPage,
 )
 from kvheadroom.lab.backtest.events import EngineSample, find_stretches
-from kvheadroom.lab.backtest.histories import EngineHistory, History, Series, gap_problems
+from kvheadroom.lab.backtest.histories import EngineHistory, History, Series, gap_problems, ticks_in
 from kvheadroom.lab.backtest.recorded_samples import all_samples, interval_seconds, sample_of
 from kvheadroom.lab.recording_lines import Entry
 from kvheadroom.lab.recordings import GAP_INTERVALS, Playback, Recording
@@ -63,17 +63,17 @@ def run_recording(
     """
     ticks = num_ticks(recording, name, every_seconds)
     samples, times = all_samples(recording)
-    longest_gap = GAP_INTERVALS * interval_seconds(recording, times)
+    interval = interval_seconds(recording, times)
     run = _Run(
         recording,
         name,
         every_seconds=every_seconds,
         wanted=wanted,
-        longest_gap_seconds=longest_gap,
+        interval_seconds=interval,
         target=target or (VLLM_JOB, name),
     )
     asyncio.run(run.watch(ticks, report))
-    longest_pause = max(longest_gap, longest_pause_seconds)
+    longest_pause = max(GAP_INTERVALS * interval, longest_pause_seconds)
     engines = tuple(
         EngineHistory(
             engine=engine,
@@ -105,7 +105,7 @@ def num_ticks(recording: Recording, name: str, every_seconds: float) -> int:
     Raises:
         OperatorError: too often.
     """
-    ticks = int(recording.duration_seconds / every_seconds + 1e-6) + 1
+    ticks = ticks_in(recording.duration_seconds, every_seconds)
     if ticks > MAX_TICKS:
         raise OperatorError(
             f"--every: {name} lasts {recording.duration_seconds / 86_400:,.1f} days, which would be {ticks:,} ticks; "
@@ -129,7 +129,7 @@ class _Run:
         *,
         every_seconds: float,
         wanted: frozenset[str],
-        longest_gap_seconds: float,
+        interval_seconds: float,
         target: tuple[str, str],
     ) -> None:
         self.ticks: list[dict[str, EngineSample]] = []
@@ -141,7 +141,7 @@ class _Run:
         self._own_target = (KVHEADROOM_JOB, name)
         self._every_seconds = every_seconds
         self._wanted = wanted
-        self._longest_gap_seconds = longest_gap_seconds
+        self._interval_seconds = interval_seconds
         self._offset = 0.0
         self._entry = self._playback.entry_at(0.0)
         self._problems: dict[ProblemReason, tuple[int, str]] = {}
@@ -208,12 +208,7 @@ class _Run:
 
     def _gap(self) -> str | None:
         """Why the entry in force tells nothing about this instant."""
-        entry, at = self._entry, self._entry.taken_at - self._recording.first_at
-        if entry.failure is not None:
-            return f"the scrape at {at:.3f} s failed ({entry.failure})"
-        if self._offset - at > self._longest_gap_seconds:
-            return f"nothing was recorded for some time after {at:.3f} s"
-        return None
+        return self._recording.gap_at(self._entry, self._offset, self._interval_seconds)
 
     async def _fetch_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
         gap = self._gap()

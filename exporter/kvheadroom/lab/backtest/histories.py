@@ -71,7 +71,12 @@ class History:
     @property
     def num_ticks(self) -> int:
         """How many there are."""
-        return int(self.duration_seconds / self.every_seconds + 1e-6) + 1
+        return ticks_in(self.duration_seconds, self.every_seconds)
+
+
+def ticks_in(seconds: float, every_seconds: float) -> int:
+    """How many ticks a time has, both its ends included."""
+    return int(seconds / every_seconds + 1e-6) + 1
 
 
 def gap_problems(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.lab.backtest.histories import ticks_in
 from kvheadroom.lab.backtest.prometheus_queries import ORIGINS
 from kvheadroom.sources.prometheus_api import RangeSeries
 
@@ -58,7 +59,7 @@ class Plan:
     @property
     def num_ticks(self) -> int:
         """Of the whole range, both ends included."""
-        return int(self.wanted.range_seconds / self.wanted.every_seconds + 1e-6) + 1
+        return ticks_in(self.wanted.range_seconds, self.wanted.every_seconds)
 
     @property
     def num_parts(self) -> int:

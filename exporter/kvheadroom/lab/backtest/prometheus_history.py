@@ -16,6 +16,7 @@ from pathlib import Path
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.lab.backtest.daemon_run import VLLM_JOB
+from kvheadroom.lab.backtest.histories import ticks_in
 from kvheadroom.lab.backtest.history_folder import Answers, HistoryFolder, Plan, Wanted
 from kvheadroom.lab.backtest.prometheus_queries import ORIGINS, pages
 from kvheadroom.sources.prometheus_api import PrometheusApi, RangeSeries
@@ -91,8 +92,8 @@ def _look_for_servers(api: PrometheusApi, wanted: Wanted, now: float, report: Re
     """What is to be fetched; or why nothing can be."""
     every_seconds, select = wanted.every_seconds, wanted.select
     # Whole multiples, as dashboards ask: caches in front of Prometheus know the answers then.
-    ticks = int(wanted.range_seconds / every_seconds + 1e-6)
-    start = round(int(now / every_seconds) * every_seconds - ticks * every_seconds, 3)
+    before_now = (ticks_in(wanted.range_seconds, every_seconds) - 1) * every_seconds
+    start = round(int(now / every_seconds) * every_seconds - before_now, 3)
     look = max(every_seconds, round(wanted.range_seconds / _LOOKS, 3))
     warnings: list[str] = []
     for number, origin in enumerate(ORIGINS):
