@@ -11,6 +11,7 @@ import pytest
 
 from kvheadroom.lab.backtest.daemon_run import run_recording
 from kvheadroom.lab.backtest.events import (
+    PRODUCTION,
     SMALL,
     EngineSample,
     Episode,
@@ -189,6 +190,33 @@ def test_an_event_that_is_dated_long_before_its_rise_is_told() -> None:
         "h: what was counted at 9.0 s is dated to 5.0 s, when fewer requests ran and more waited; a client that hung up "
         "looks the same"
     )
+
+
+@pytest.mark.parametrize(
+    ("every_seconds", "scale", "doubts"),
+    [
+        (4.9, SMALL, 0),
+        (5.0, SMALL, 1),
+        (15.0, SMALL, 1),
+        (15.0, PRODUCTION, 0),
+        (60.0, PRODUCTION, 0),
+    ],
+)
+def test_scrapes_that_are_far_apart_ask_for_the_larger_scale(
+    every_seconds: float, scale: Scale, doubts: int
+) -> None:
+    seen = samples([0] * 99, every_seconds=every_seconds)
+    engine = EngineHistory(engine="0", stretches=find_stretches(seen, 60.0), ticks=seen)
+    history = History(
+        name="h",
+        duration_seconds=98 * every_seconds,
+        every_seconds=every_seconds,
+        engines=(engine,),
+        series={},
+    )
+    told = [problem for problem in one(history, scale=scale).problems if "apart" in problem]
+    reason = f"h: its scrapes are {every_seconds:g} s apart, too far for the scale of a tiny model; take --scale production"
+    assert told == [reason] * doubts
 
 
 def test_hang_ups_of_the_recorded_load_move_no_episode() -> None:

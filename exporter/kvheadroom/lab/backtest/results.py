@@ -1,11 +1,21 @@
 """A history and what its rules did -> how every signal did on every engine."""
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from kvheadroom.lab.backtest.alarms import Score, score
 from kvheadroom.lab.backtest.baselines import baselines
-from kvheadroom.lab.backtest.events import Episode, Rise, Scale, count_preemptions, date_rises, find_episodes
+from kvheadroom.lab.backtest.events import (
+    PRODUCTION,
+    Episode,
+    Rise,
+    Scale,
+    count_preemptions,
+    date_rises,
+    find_episodes,
+)
 from kvheadroom.lab.backtest.forecasts import forecasts
 from kvheadroom.lab.backtest.histories import EngineHistory, History, Values
 from kvheadroom.lab.backtest.probabilities import Judged, judge
@@ -167,6 +177,14 @@ def _doubts(result: EngineResult, engine: EngineHistory, rises: Sequence[Rise]) 
                 f"{result.name}: what was counted at {rise.counted_at:.1f} s is dated to {rise.dated_at:.1f} s, when fewer "
                 "requests ran and more waited; a client that hung up looks the same"
             )
+    apart = statistics.median(
+        after.at - before.at for stretch in engine.stretches for before, after in pairwise(stretch.samples)
+    )
+    if PRODUCTION.alarm_gap_seconds > scale.alarm_gap_seconds <= apart:
+        yield (
+            f"{result.name}: its scrapes are {apart:g} s apart, too far for the scale of a tiny model; take "
+            "--scale production"
+        )
     if all(stretch.ends_at - stretch.starts_at < scale.horizon_seconds for stretch in engine.stretches):
         yield (
             f"{result.name}: no stretch of it is as long as the horizon of {scale.horizon_seconds:g} s, so no alarm can be "
