@@ -99,7 +99,8 @@ def test_without_promtool_all_but_the_alerts_are_scored_and_it_ends_with_1(tmp_p
     assert len(one["signals"]) == 12
 
 
-def test_ctrl_c_ends_promtool_too_and_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_promtool_too_and_leaves_nothing_behind(ending: signal.Signals, tmp_path: Path) -> None:
     promtool, ran_as, left = tmp_path / "promtool", tmp_path / "pid", tmp_path / "tmp"
     promtool.write_text(f'#!/bin/sh\n[ "$1" = check ] && exit 0\necho $$ > {ran_as}\nexec sleep 100\n')
     promtool.chmod(0o755)
@@ -115,7 +116,7 @@ def test_ctrl_c_ends_promtool_too_and_leaves_nothing_behind(tmp_path: Path) -> N
     while not (ran_as.exists() and ran_as.read_text().strip()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(ending)
     stdout, stderr = process.communicate(timeout=30)
     assert (process.returncode, stdout) == (130, "")
     assert "Traceback" not in stderr

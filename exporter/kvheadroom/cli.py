@@ -443,8 +443,9 @@ def _backtest(arguments: argparse.Namespace) -> int:
     # What the daemon would have logged is told with the results.
     logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
     progress = _Progress()
-    # All is imported: from here on Ctrl-C ends promtool too, and removes what was kept meanwhile.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # All is imported: from here on Ctrl-C, or `timeout`, ends promtool too, and removes what was kept meanwhile.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         results = backtest(order, progress.report)
     except KeyboardInterrupt:
