@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -96,6 +97,33 @@ def test_without_promtool_all_but_the_alerts_are_scored_and_it_ends_with_1(tmp_p
     assert (alert["name"], alert["kind"]) == ("KvPoolNearlyExhausted", "alert")
     assert alert["reason"].startswith("promtool is not on the PATH; ")
     assert len(one["signals"]) == 12
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_promtool_too_and_leaves_nothing_behind(ending: signal.Signals, tmp_path: Path) -> None:
+    promtool, ran_as, left = tmp_path / "promtool", tmp_path / "pid", tmp_path / "tmp"
+    promtool.write_text(f'#!/bin/sh\n[ "$1" = check ] && exit 0\necho $$ > {ran_as}\nexec sleep 100\n')
+    promtool.chmod(0o755)
+    left.mkdir()
+    process = subprocess.Popen(
+        [*COMMAND, "backtest", "--recording", RECORDINGS / "burst.jsonl.gz", "--promtool", promtool],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(left)},
+    )
+    deadline = time.monotonic() + 60
+    while not (ran_as.exists() and ran_as.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(ending)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stdout) == (130, "")
+    assert "Traceback" not in stderr
+    assert list(left.iterdir()) == []
+    # One that ended, and that nobody has asked for yet, has no command line any more.
+    told = Path("/proc", ran_as.read_text().strip(), "cmdline")
+    assert not told.exists() or told.read_bytes() == b""
 
 
 def test_rules_that_do_not_parse_end_it_before_anything_is_scored(
@@ -203,6 +231,23 @@ def test_a_file_that_is_no_recording_ends_it_before_anything_is_scored(name: str
     assert (answer.returncode, answer.stdout) == (2, "")
     assert answer.stderr.startswith(f"kvheadroom: {path}: ")
     assert answer.stderr.count("\n") == 1
+
+
+def test_a_recording_that_is_too_long_ends_it_before_anything_is_scored(tmp_path: Path) -> None:
+    path = recording(tmp_path / "r.jsonl.gz", page(), page(), every_seconds=3e7)
+    answer = backtest("--recording", RECORDINGS / "steady.jsonl.gz", path)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith(
+        "kvheadroom: --every: r lasts 347.2 days, which would be 30,000,001 ticks; "
+    )
+
+
+def test_a_scrape_that_came_late_leaves_an_episode_whole() -> None:
+    """In this recording of a busy machine a scrape came after 1.8 s, in the midst of preemptions, in place of 0.5 s."""
+    [one] = told("--recording", RECORDINGS.parent / "loads" / "burst.metrics.jsonl.gz")
+    assert one["episodes"] == [14.001, 50.507, 84.513]
+    assert one["preemptions"] == 110
+    assert one["problems"] == []
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 YEAR_SECONDS = 365 * 86_400.0
 
 DESCRIPTION = """\
-Would this alert have helped? Runs recordings, or the history that a Prometheus has, through the daemon's own code and scores every signal on the preemptions
-that really came: how many episodes it warned of, how long before, and how often it was wrong. Simple rules
-(usage > 0.9, waiting > 0, ...) are always in the table: what is no better than they are is not worth having.
+Would this alert have helped? Runs recordings, or the history that a Prometheus has, through the daemon's own code
+and scores every signal on the preemptions that really came: how many episodes it warned of, how long before, and how
+often it was wrong. Simple rules (usage > 0.9, waiting > 0, ...) are always in the table: what is no better than they
+are is not worth having.
 """
 
 EXAMPLES = """\
 examples:
-  kvheadroom backtest --prometheus http://prometheus:9090 --range 7d --rules my.rules.yml
+  kvheadroom record --target http://host:8000 --out night.jsonl.gz --interval 5s --duration 8h
   kvheadroom backtest --recording night.jsonl.gz --every 5s --scale production
+  kvheadroom backtest --prometheus http://prometheus:9090 --range 7d --rules my.rules.yml
   kvheadroom backtest --recording a.jsonl.gz b.jsonl.gz --json > scores.json
 
 columns: warned: episodes with an alarm at most the horizon before them, of all; lead: from the first such alarm to the

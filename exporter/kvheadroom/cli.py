@@ -452,7 +452,14 @@ def _backtest(arguments: argparse.Namespace) -> int:
     # What the daemon would have logged is told with the results.
     logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
     progress = _Progress()
-    results = backtest(order, progress.report)
+    # All is imported: from here on Ctrl-C, or `timeout`, ends promtool too, and removes what was kept meanwhile.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        results = backtest(order, progress.report)
+    except KeyboardInterrupt:
+        progress.end()
+        return INTERRUPTED
     progress.end()
     if arguments.json:
         for problem in dict.fromkeys(problem for result in results for problem in result.problems):

@@ -65,12 +65,18 @@ class Recording:
             raise RecordingError(f"{self.path}: there is no page at {offset_seconds:g} s: {gap}")
         return entry
 
-    def gap_at(self, entry: Entry, offset_seconds: float) -> str | None:
-        """Why `entry`, the last before that instant, tells nothing about it; None where it does."""
+    def gap_at(
+        self, entry: Entry, offset_seconds: float, interval_seconds: float | None = None
+    ) -> str | None:
+        """Why `entry`, the last before that instant, tells nothing about it; None where it does.
+
+        Args:
+            interval_seconds: between scrapes, in place of what the header says.
+        """
         at = entry.taken_at - self.first_at
         if entry.failure is not None:
             return f"the scrape at {at:.3f} s failed ({entry.failure})"
-        interval = entry.origin.get("interval_seconds")
+        interval = entry.origin.get("interval_seconds") if interval_seconds is None else interval_seconds
         if isinstance(interval, int | float) and offset_seconds - at > GAP_INTERVALS * interval:
             return f"nothing was recorded for some time after {at:.3f} s"
         return None

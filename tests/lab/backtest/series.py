@@ -2,10 +2,10 @@
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kvheadroom.lab.backtest.events import EngineSample, Episode, Stretch
+from kvheadroom.lab.backtest.events import EngineSample, Episode, Stretch, date_rises
 
 
 def samples(
@@ -40,6 +40,11 @@ def seen(starts_at: float, ends_at: float) -> Stretch:
 
 def episode(*events: float) -> Episode:
     return Episode(events)
+
+
+def find_events(samples: Iterable[EngineSample]) -> tuple[float, ...]:
+    """To when each rise is dated."""
+    return tuple(rise.dated_at for rise in date_rises(samples))
 
 
 def firing(text: str) -> list[bool | None]:

@@ -108,6 +108,10 @@ def test_for_promtool_each_alert_is_marked_and_has_no_texts_for_people(tmp_path:
         (b"", "is no file of Prometheus rules; it needs `groups:` with `rules:` in each"),
         (b"[]", "is no file of Prometheus rules"),
         (b"groups: 3", "is no file of Prometheus rules"),
+        (
+            b"kind: PrometheusRule\nspec: {groups: []}",
+            "is a PrometheusRule of Kubernetes; give what stands under",
+        ),
         (b"groups: [{name: g}]", "is no file of Prometheus rules"),
         (b"groups: [{name: g, rules: [{alert: A}]}]", "is no file of Prometheus rules"),
         (b"groups: [{name: g, rules: [{alert: A, record: b, expr: x}]}]", "is no file of Prometheus rules"),

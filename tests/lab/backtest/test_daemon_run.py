@@ -9,10 +9,9 @@ import pytest
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.lab.backtest import daemon_run
 from kvheadroom.lab.backtest.daemon_run import run_recording
-from kvheadroom.lab.backtest.events import find_events
 from kvheadroom.lab.backtest.histories import History, Series, Values
 from kvheadroom.lab.recordings import read_recording
-from tests.lab.backtest.series import page, recording
+from tests.lab.backtest.series import find_events, page, recording
 
 
 def run(path: Path, *wanted: str, every_seconds: float = 1.0) -> History:
@@ -121,7 +120,7 @@ def test_a_failed_scrape_is_a_gap_with_what_was_lost_in_it(tmp_path: Path) -> No
     [engine] = history.engines
     assert [find_events(stretch.samples) for stretch in engine.stretches] == [(), ()]
     assert (
-        "r: nothing is known of engine 0 from 1.0 s to 10.0 s, with 7 preemptions in it: not scored"
+        "r: engine 0 did not tell its preemptions from 1.0 s to 10.0 s, with 7 preemptions in it: not scored"
         in history.problems
     )
 
@@ -135,6 +134,68 @@ def test_without_a_header_the_usual_distance_of_scrapes_says_what_is_a_gap(tmp_p
     assert [(one.starts_at, one.ends_at) for one in stretches] == [(0.0, 30.0), (46.0, 46.0)]
 
 
+def test_what_is_not_counted_for_a_while_is_a_gap(tmp_path: Path) -> None:
+    pages = [*[page(preemptions=None)] * 9, *[page(preemptions=2)] * 2, *[page(preemptions=None)] * 9]
+    pages += [*[page(preemptions=3)] * 2, *[page(preemptions=None)] * 9]
+    history = run(recording(tmp_path / "r.gz", *pages))
+    assert [(one.starts_at, one.ends_at) for one in history.engines[0].stretches] == [(9, 10), (20, 21)]
+    assert [problem for problem in history.problems if "did not tell" in problem] == [
+        "r: engine 0 did not tell its preemptions from 0.0 s to 9.0 s: not scored",
+        "r: engine 0 did not tell its preemptions from 10.0 s to 20.0 s, with 1 preemptions in it: not scored",
+        "r: engine 0 did not tell its preemptions from 21.0 s to 30.0 s: not scored",
+    ]
+    assert usages(history) == [0.5] * 31, "the rest of the page is known"
+
+
+def test_a_scrape_that_came_late_is_a_gap_only_beyond_the_longest_pause(tmp_path: Path) -> None:
+    pages = [page(preemptions=0), page(preemptions=0), None, None, None, page(preemptions=1)]
+    path = recording(tmp_path / "r.gz", *pages)
+
+    def stretches(longest_pause_seconds: float) -> list[tuple[float, float]]:
+        history = run_recording(
+            read_recording(path),
+            "r",
+            every_seconds=1.0,
+            wanted=frozenset(),
+            report=lambda _: None,
+            longest_pause_seconds=longest_pause_seconds,
+        )
+        return [(one.starts_at, one.ends_at) for one in history.engines[0].stretches]
+
+    assert stretches(3.9) == [(0, 1), (5, 5)]
+    assert stretches(4.0) == [(0, 5)]
+
+
+def test_how_far_it_is_is_told_now_and_then(tmp_path: Path) -> None:
+    def told(num_ticks: int) -> list[str]:
+        reports: list[str] = []
+        path = recording(tmp_path / f"{num_ticks}.gz", page(), page(), every_seconds=num_ticks - 1.0)
+        run_recording(read_recording(path), "r", every_seconds=1.0, wanted=frozenset(), report=reports.append)
+        return reports
+
+    assert told(500) == []
+    assert told(1001) == ["r: tick 500 of 1,001", "r: tick 1,000 of 1,001"]
+    assert len(told(20_000)) == 19
+
+
+def test_of_several_servers_behind_one_address_nothing_can_be_scored(tmp_path: Path) -> None:
+    pages = [
+        page(preemptions=10 if number % 2 else 3, more=f"process_start_time_seconds {800 + number % 2}\n")
+        for number in range(6)
+    ]
+    history = run(recording(tmp_path / "r.gz", *pages))
+    assert history.why_not == (
+        "several servers answer at its address in turn, and what one has counted the other has not"
+    )
+    assert run(recording(tmp_path / "one.gz", *pages[::2])).why_not is None
+
+
+def test_every_restart_of_a_long_history_is_told(tmp_path: Path) -> None:
+    pages = [page(more=f"process_start_time_seconds {number}\n") for number in range(1, 71)]
+    history = run(recording(tmp_path / "r.gz", *pages))
+    assert sum("restarted" in problem for problem in history.problems) == 69
+
+
 def test_a_clock_that_jumped_ahead_leaves_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "r.gz"
     with gzip.open(path, "wt") as file:
@@ -142,7 +203,9 @@ def test_a_clock_that_jumped_ahead_leaves_a_gap(tmp_path: Path) -> None:
             file.write(json.dumps({"t": at, "text": page()}) + "\n")
     history = run(path, every_seconds=60.0)
     assert [one.starts_at for one in history.engines[0].stretches] == [0.0, 3602.0]
-    assert history.problems[-1] == "r: nothing is known of engine 0 from 2.0 s to 3602.0 s: not scored"
+    assert (
+        history.problems[-1] == "r: engine 0 did not tell its preemptions from 2.0 s to 3602.0 s: not scored"
+    )
 
 
 def test_a_restart_and_another_model_are_told(tmp_path: Path) -> None:
@@ -165,7 +228,9 @@ def test_a_restart_and_another_model_are_told(tmp_path: Path) -> None:
 def test_a_value_that_cannot_be_true_is_told_and_left_out(tmp_path: Path) -> None:
     history = run(recording(tmp_path / "r.gz", page(0.5), page(-0.3875), page(0.5)))
     assert usages(history) == [0.5, None, 0.5]
-    assert history.problems == ("r: bad_value, at 1 of 3 ticks",)
+    assert history.problems == (
+        "r: bad value, at 1 of 3 ticks: engine 0: kv_cache_usage_perc = -0.3875 dropped, it is negative",
+    )
 
 
 def test_engines_of_one_server_are_kept_apart(tmp_path: Path) -> None:
@@ -186,7 +251,7 @@ def test_an_engine_that_comes_later_or_goes_is_known_for_its_time_alone(tmp_path
     assert [(one.starts_at, one.ends_at) for one in second.stretches] == [(1.0, 3.0), (10.0, 10.0)]
     assert [tick is None for tick in second.ticks] == [True] + [False] * 3 + [True] * 6 + [False]
     assert [find_events(one.samples) for one in second.stretches] == [(), ()], "5 is no rise"
-    assert "r: nothing is known of engine 1 from 3.0 s to 10.0 s: not scored" in history.problems
+    assert "r: engine 1 did not tell its preemptions from 3.0 s to 10.0 s: not scored" in history.problems
 
 
 def test_a_counter_that_fell_without_a_word_of_the_process_is_told_as_a_restart(tmp_path: Path) -> None:
@@ -204,7 +269,11 @@ def test_two_series_of_one_figure_are_told(tmp_path: Path) -> None:
     twice = page(0.5) + 'vllm:kv_cache_usage_perc{engine="0",model_name="other"} 0.25\n'
     history = run(recording(tmp_path / "r.gz", twice, twice))
     assert usages(history) == [0.5, 0.5]
-    assert history.problems == ("r: duplicate_series, at 2 of 2 ticks",)
+    [problem] = history.problems
+    assert problem == (
+        "r: duplicate series, at 2 of 2 ticks: engine 0: kv_cache_usage_perc stands there 2 times; the largest"
+        " value is taken"
+    )
 
 
 def test_pages_without_an_engine_give_a_history_without_one(tmp_path: Path) -> None:
@@ -216,5 +285,7 @@ def test_pages_without_an_engine_give_a_history_without_one(tmp_path: Path) -> N
 def test_more_ticks_than_can_be_held_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_run, "MAX_TICKS", 2)
     path = recording(tmp_path / "r.gz", page(), page(), page())
-    with pytest.raises(OperatorError, match="--every: r would have 3 ticks, at most 2 are scored"):
+    with pytest.raises(
+        OperatorError, match=r"--every: r lasts 0\.0 days, which would be 3 ticks; at most 2 "
+    ):
         run(path)

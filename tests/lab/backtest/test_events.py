@@ -11,11 +11,10 @@ from kvheadroom.lab.backtest.events import (
     Episode,
     count_preemptions,
     find_episodes,
-    find_events,
     find_stretches,
     known_until,
 )
-from tests.lab.backtest.series import samples, seen
+from tests.lab.backtest.series import find_events, samples, seen
 
 
 def test_a_rise_of_the_counter_is_an_event_however_large() -> None:

@@ -247,7 +247,7 @@ def test_a_part_of_which_anything_is_missing_is_a_gap_as_a_whole(
     [engine] = history.engines
     assert [(one.starts_at, one.ends_at) for one in engine.stretches] == [(0.0, 99.0), (200.0, 300.0)]
     assert (
-        "gpu-7:8000: nothing is known of engine 0 from 99.0 s to 200.0 s, with 2 preemptions in it: not scored"
+        "gpu-7:8000: engine 0 did not tell its preemptions from 99.0 s to 200.0 s, with 2 preemptions in it: not scored"
         in (history.problems)
     )
     assert [tick is None for tick in engine.ticks[104:200]] == [True] * 96
@@ -287,6 +287,20 @@ def test_a_part_that_is_damaged_in_the_folder_is_asked_for_again(tmp_path: Path)
         seen.clear()
         assert fetch(url, tmp_path).problems == ()
         assert seen
+
+
+def test_labels_that_no_page_can_have_are_left_out(tmp_path: Path) -> None:
+    """Prometheus 3 takes any text as the name of a label."""
+
+    def answer(asked: Asked) -> Answer:
+        return matrix(*told_of(asked, STEADY, LABELS | {"k8s.pod.name": "p", "é": "e", "pod": "q"}))
+
+    with prometheus_api(answer) as (url, _):
+        [history] = histories(fetch(url, tmp_path), "vllm:kv_cache_usage_perc")
+    assert [(one.starts_at, one.ends_at) for one in history.engines[0].stretches] == [(0.0, 300.0)]
+    assert not [problem for problem in history.problems if "bad line" in problem]
+    [series] = [series for series in history.series if series.name == "vllm:kv_cache_usage_perc"]
+    assert (series.label("pod"), series.label("k8s.pod.name")) == ("q", "")
 
 
 def test_a_folder_of_another_history_is_refused(tmp_path: Path) -> None:

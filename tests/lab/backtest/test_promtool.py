@@ -251,14 +251,38 @@ def test_a_promtool_of_this_folder_is_found_from_any_other(
 ) -> None:
     (tmp_path / "promtool").symlink_to(prometheus2.promtool)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
     rules = rules_file(tmp_path, {"alert": "A", "expr": "x > 0"})
     [alert] = run(find_promtool(Path("./promtool")), rules, history_of({series("x"): [0, 1]}))
     assert alert.firing == {"0": firing(".#")}
 
 
+def test_the_promtool_of_this_folder_comes_before_that_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("here", "path"):
+        (tmp_path / folder).mkdir()
+        script(tmp_path / folder, "exit 1").rename(tmp_path / folder / "promtool")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert find_promtool(Path("./promtool")) == tmp_path / "here" / "promtool"
+    assert find_promtool(None) == tmp_path / "path" / "promtool"
+    (tmp_path / "here" / "promtool").unlink()
+    assert find_promtool(Path("promtool")) == tmp_path / "path" / "promtool"
+
+
+SAYS_THAT_IT_FIRES = (
+    'printf \'  expr: "ALERTS", time: 0s,\\n exp: nil\\n got: {kvheadroom_backtest="0"} 1E+00\\n\''
+)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("exit 0", "promtool did not say that it evaluated anything; is it Prometheus's?"),
+        ("kill -9 $$", "promtool was ended by signal 9"),
+        (f"{SAYS_THAT_IT_FIRES}; kill -9 $$", "promtool was ended by signal 9"),
+        (f"{SAYS_THAT_IT_FIRES}; exit 137", 'promtool failed: expr: "ALERTS", time: 0s,'),
         ("echo 'out of memory' >&2; exit 2", "promtool failed: out of memory"),
         ("exit 1", "promtool failed: it does not say why"),
         (

@@ -2,14 +2,26 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvheadroom.lab.backtest.daemon_run import run_recording
-from kvheadroom.lab.backtest.events import SMALL, EngineSample, Scale, find_stretches
+from kvheadroom.lab.backtest.events import (
+    PRODUCTION,
+    SMALL,
+    EngineSample,
+    Episode,
+    Scale,
+    date_rises,
+    find_episodes,
+    find_stretches,
+)
 from kvheadroom.lab.backtest.histories import EngineHistory, History, Series, Values
+from kvheadroom.lab.backtest.recorded_samples import all_samples
 from kvheadroom.lab.backtest.report import as_json, table
 from kvheadroom.lab.backtest.results import AlertRun, EngineResult, SignalResult, score_history
 from kvheadroom.lab.recordings import read_recording
@@ -26,11 +38,12 @@ def history_of(
     preemptions: Sequence[float | None], series: dict[Series, Values] | None = None, *, engine: str = "0"
 ) -> History:
     seen = samples(preemptions)
+    counted = [sample for sample in seen if sample.preemptions_total is not None]
     return History(
         name="h",
         duration_seconds=len(seen) - 1.0,
         every_seconds=1.0,
-        engines=(EngineHistory(engine=engine, stretches=find_stretches(seen, 3.0), ticks=seen),),
+        engines=(EngineHistory(engine=engine, stretches=find_stretches(counted, 3.0), ticks=seen),),
         series=series or {},
     )
 
@@ -142,6 +155,92 @@ def test_a_rule_whose_figure_was_never_told_has_no_score() -> None:
     assert (usage.score, usage.why_not) == (None, "the engine did not tell at any tick what it needs")
     assert waiting.score is not None
     assert not result.is_scored
+
+
+def test_a_table_without_a_row_has_no_head() -> None:
+    seen = tuple(EngineSample(at=float(at), preemptions_total=0.0) for at in range(20))
+    engine = EngineHistory(engine="0", stretches=find_stretches(seen, 3.0), ticks=seen)
+    history = History(name="h", duration_seconds=19.0, every_seconds=1.0, engines=(engine,), series={})
+    lines = list(table(score_history(history, (), SCALE)))
+    assert lines[1] == "  0 preemptions (0 events) in 0 episodes"
+    assert lines[2].startswith("  baseline usage > 0.8: not evaluated, ")
+
+
+def test_what_was_seen_at_single_instants_alone_has_no_score() -> None:
+    result = one(history_of([3, None, None, None, 9]))
+    assert (result.episodes, result.signals, result.is_scored) == (None, (), False)
+    assert result.problems == ("h: it was seen at single instants alone, so nothing is scored",)
+
+
+def test_an_event_that_is_dated_long_before_its_rise_is_told() -> None:
+    def history(rises_at: int) -> History:
+        seen = samples(
+            [int(at >= rises_at) for at in range(20)],
+            running=[9 if at < 5 else 8 for at in range(20)],
+            waiting=[0 if at < 5 else 1 for at in range(20)],
+        )
+        engine = EngineHistory(engine="0", stretches=find_stretches(seen, 3.0), ticks=seen)
+        return History(name="h", duration_seconds=19.0, every_seconds=1.0, engines=(engine,), series={})
+
+    assert one(history(8)).problems == ()
+    late = one(history(9))
+    assert late.episodes == (Episode((5.0,)),)
+    [doubt] = late.problems
+    assert doubt == (
+        "h: what was counted at 9.0 s is dated to 5.0 s, when fewer requests ran and more waited; a client that hung up "
+        "looks the same"
+    )
+
+
+@pytest.mark.parametrize(
+    ("every_seconds", "scale", "doubts"),
+    [
+        (4.9, SMALL, 0),
+        (5.0, SMALL, 1),
+        (15.0, SMALL, 1),
+        (15.0, PRODUCTION, 0),
+        (60.0, PRODUCTION, 0),
+    ],
+)
+def test_scrapes_that_are_far_apart_ask_for_the_larger_scale(
+    every_seconds: float, scale: Scale, doubts: int
+) -> None:
+    seen = samples([0] * 99, every_seconds=every_seconds)
+    engine = EngineHistory(engine="0", stretches=find_stretches(seen, 60.0), ticks=seen)
+    history = History(
+        name="h",
+        duration_seconds=98 * every_seconds,
+        every_seconds=every_seconds,
+        engines=(engine,),
+        series={},
+    )
+    told = [problem for problem in one(history, scale=scale).problems if "apart" in problem]
+    reason = f"h: its scrapes are {every_seconds:g} s apart, too far for the scale of a tiny model; take --scale production"
+    assert told == [reason] * doubts
+
+
+def test_hang_ups_of_the_recorded_load_move_no_episode() -> None:
+    """docs/backtest.md tells these figures."""
+    recording = read_recording(RECORDINGS.parent / "loads" / "aborts.metrics.jsonl.gz")
+    [seen] = all_samples(recording)[0].values()
+    fell = [
+        (before, now)
+        for before, now in pairwise(seen)
+        if (now.requests_running or 0) < (before.requests_running or 0)
+        and now.finished_total == before.finished_total
+    ]
+    signs = [now.at for before, now in fell if (now.requests_waiting or 0) > (before.requests_waiting or 0)]
+    assert (len(fell), signs) == (12, [30.501, 31.503, 34.508, 36.504, 39.002])
+    rises = list(date_rises(seen))
+    early = [(rise.dated_at, rise.counted_at) for rise in rises if rise.dated_at < rise.counted_at]
+    assert early == [(30.501, 31.061), (34.508, 35.01), (39.002, 40.501)]
+    assert [one.preempted_at for one in find_episodes([rise.dated_at for rise in rises], 20.0)] == [25.01]
+
+
+def test_what_cannot_be_scored_says_why() -> None:
+    result = one(replace(history_of([0, 1, 2]), why_not="two servers"))
+    assert (result.episodes, result.signals, result.is_scored) == (None, (), False)
+    assert result.problems == ("h: two servers, so nothing is scored",)
 
 
 def test_without_an_engine_nothing_is_scored() -> None:

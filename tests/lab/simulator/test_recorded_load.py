@@ -1,41 +1,19 @@
 """Fed with what a real vLLM was asked, at the rate at which it answered, the simulator tells what that vLLM told."""
 
-from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 from kvheadroom.lab.recordings import read_recording
 from kvheadroom.lab.simulator.engine import EngineSettings
-from kvheadroom.lab.simulator.page import Pages
-from kvheadroom.lab.simulator.request_log import LoggedArrivals, read_request_log
+from kvheadroom.lab.simulator.request_log import LoggedArrivals
 from kvheadroom.lab.simulator.rules import rules_of
-from kvheadroom.lab.simulator.run import Run
-from kvheadroom.lab.simulator.speeds import recorded_rates
-from kvheadroom.sources.vllm_metrics import parse_page
+from tests.lab.simulator.replayed import Instant, episodes, grown, replay, usage_error
 
 RECORDINGS = Path(__file__).parents[2] / "recordings" / "backtest"
 POOLS = {"steady": (128, 2048), "chat": (384, 4096), "burst": (128, 2048)}
 BLOCK_SIZE = 32
-EPISODE_SECONDS = 20.0
-"""Preemptions further apart belong to different episodes."""
-
-
-@dataclass(frozen=True)
-class Instant:
-    at: float
-    recorded: EngineSnapshot
-    simulated: EngineSnapshot
-
-
-def engine_of(page: str) -> EngineSnapshot:
-    parsed = parse_page(page.encode())
-    assert isinstance(parsed, VllmPage)
-    assert not parsed.problems
-    return parsed.engines[0]
 
 
 @cache
@@ -51,37 +29,7 @@ def instants(name: str) -> tuple[tuple[Instant, ...], LoggedArrivals]:
         rules=rules_of("0.32.0"),
     )
     recording = read_recording(RECORDINGS / f"{name}.jsonl.gz")
-    arrivals = LoggedArrivals(read_request_log(RECORDINGS / f"{name}.requests.jsonl.gz"), BLOCK_SIZE)
-    run = Run(settings, arrivals, recorded_rates(recording), starts_at=recording.first_at)
-    pages = Pages(settings, model_name="tiny", starts_at=recording.first_at)
-    found = []
-    for offset, page in recording.pages():
-        run.advance(recording.first_at + offset)
-        found.append(Instant(offset, engine_of(page), engine_of(pages.text(run))))
-    return tuple(found), arrivals
-
-
-def grown(of: list[float | None]) -> list[float]:
-    """A counter since the first scrape."""
-    values = [value for value in of if value is not None]
-    assert len(values) == len(of)
-    return [value - values[0] for value in values]
-
-
-def episodes(found: tuple[Instant, ...], preemptions: list[float]) -> list[tuple[float, float]]:
-    """(first, last) rise of the counter of each episode."""
-    rises = [
-        instant.at
-        for instant, (before, after) in zip(found[1:], pairwise(preemptions), strict=True)
-        if after > before
-    ]
-    told: list[tuple[float, float]] = []
-    for at in rises:
-        if told and at - told[-1][1] < EPISODE_SECONDS:
-            told[-1] = told[-1][0], at
-        else:
-            told.append((at, at))
-    return told
+    return replay(recording, RECORDINGS / f"{name}.requests.jsonl.gz", settings)
 
 
 @pytest.mark.parametrize(
@@ -92,19 +40,14 @@ def test_usage_is_as_recorded_within_five_percent_of_the_pool(
     name: str, measured: float, while_busy: float
 ) -> None:
     found, _ = instants(name)
-    errors, busy = [], []
-    for instant in found:
-        recorded, simulated = instant.recorded.kv_usage_ratio, instant.simulated.kv_usage_ratio
-        assert recorded is not None
-        assert simulated is not None
-        errors.append(abs(recorded - simulated))
-        if recorded or simulated:
-            busy.append(errors[-1])
-    error = sum(errors) / len(errors)
+    error = usage_error(found)
     assert error <= 0.05
     # docs/simulator.md tells these figures.
     assert error == pytest.approx(measured, abs=0.00006)
-    assert sum(busy) / len(busy) == pytest.approx(while_busy, abs=0.00006)
+    busy = tuple(
+        instant for instant in found if instant.recorded.kv_usage_ratio or instant.simulated.kv_usage_ratio
+    )
+    assert usage_error(busy) == pytest.approx(while_busy, abs=0.00006)
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("steady", 0), ("chat", 26), ("burst", 0)])

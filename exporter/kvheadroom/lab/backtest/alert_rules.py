@@ -115,6 +115,10 @@ def read_rules(path: Path) -> Rules:
         where = "" if line is None else f" (line {line + 1})"
         raise OperatorError(f"--rules: {path}: is no YAML{where}") from error
     groups = content.get("groups") if isinstance(content, dict) else None
+    if isinstance(content, dict) and content.get("kind") == "PrometheusRule":
+        raise OperatorError(
+            f"--rules: {path}: is a PrometheusRule of Kubernetes; give what stands under its `spec:` as a file"
+        )
     if not isinstance(groups, list) or not all(map(_is_group, groups)):
         raise OperatorError(
             f"--rules: {path}: is no file of Prometheus rules; it needs `groups:` with `rules:` in each"

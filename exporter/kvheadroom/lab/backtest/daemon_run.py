@@ -3,31 +3,37 @@
 import asyncio
 import itertools
 import re
-import statistics
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvheadroom.capacity.assessment import EventKind, ReplicaAssessment, withhold_stale
+from kvheadroom.capacity.assessment import Event, EventKind, ReplicaAssessment, withhold_stale
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.facts import MissingFact, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
-from kvheadroom.capacity.readings import EngineSnapshot, FailureReason, Scrape, SourceFailure, VllmPage
+from kvheadroom.capacity.readings import (
+    FailureReason,
+    ProblemReason,
+    Scrape,
+    SourceFailure,
+    VllmPage,
+)
 from kvheadroom.lab.backtest.events import EngineSample, find_stretches
-from kvheadroom.lab.backtest.histories import EngineHistory, History, Series, gap_problems
+from kvheadroom.lab.backtest.histories import EngineHistory, History, Series, gap_problems, ticks_in
+from kvheadroom.lab.backtest.recorded_samples import all_samples, interval_seconds, sample_of
 from kvheadroom.lab.recording_lines import Entry
-from kvheadroom.lab.recordings import GAP_INTERVALS, Playback, Recording, read_entries
+from kvheadroom.lab.recordings import GAP_INTERVALS, Playback, Recording
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.sampler import ReplicaSampler, ReplicaSources, Resolution
 from kvheadroom.outputs.prometheus import exposition
-from kvheadroom.sources.finished_requests import finished_requests
 from kvheadroom.sources.vllm_metrics import parse_page
 
 MAX_TICKS = 2_000_000
 _HALF_A_MILLISECOND = 0.0005
 """Prometheus keeps milliseconds: what was scraped a few microseconds after a tick was there at that tick."""
-_REPORT_EVERY_TICKS = 500
+_MOST_REPORTS, _FEWEST_TICKS = 20, 500
+"""How often it is told how far a recording is: a long one must not fill a log."""
 VLLM_JOB, KVHEADROOM_JOB = "vllm", "kvheadroom"
 """What Prometheus would label, where a recording does not tell, the pages that it scraped."""
 _SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?)[ \t]+(\S+)')
@@ -42,40 +48,45 @@ def run_recording(
     every_seconds: float,
     wanted: frozenset[str],
     report: Report,
+    longest_pause_seconds: float = 0.0,
     target: tuple[str, str] | None = None,
 ) -> History:
     """Watch a recording as the daemon would have, scraping at every tick.
 
     Args:
         wanted: names of the metrics of which the series are kept, vLLM's own and kvheadroom's.
+        longest_pause_seconds: scrapes no further apart than this leave no gap, however close together most of them are.
         target: job and instance of the page's series, where they are known.
 
     Raises:
         OperatorError: it has too many ticks.
     """
-    ticks = int(recording.duration_seconds / every_seconds + 1e-6) + 1
-    if ticks > MAX_TICKS:
-        raise OperatorError(f"--every: {name} would have {ticks:,} ticks, at most {MAX_TICKS:,} are scored")
-    samples, times = _all_samples(recording)
-    longest_gap = GAP_INTERVALS * _interval_seconds(recording, times)
+    ticks = num_ticks(recording, name, every_seconds)
+    samples, times = all_samples(recording)
+    interval = interval_seconds(recording, times)
     run = _Run(
         recording,
         name,
         every_seconds=every_seconds,
         wanted=wanted,
-        longest_gap_seconds=longest_gap,
+        interval_seconds=interval,
         target=target or (VLLM_JOB, name),
     )
     asyncio.run(run.watch(ticks, report))
+    longest_pause = max(GAP_INTERVALS * interval, longest_pause_seconds)
     engines = tuple(
         EngineHistory(
             engine=engine,
-            stretches=find_stretches(seen, longest_gap),
+            # A page without the counter is no word on preemptions: silence there would look as if there were none.
+            stretches=find_stretches(
+                (sample for sample in seen if sample.preemptions_total is not None), longest_pause
+            ),
             ticks=tuple(tick.get(engine) for tick in run.ticks),
         )
         for engine, seen in samples.items()
     )
-    problems = [*run.problems(), *(problem for engine in engines for problem in gap_problems(name, engine))]
+    gaps = (gap_problems(name, engine, recording.duration_seconds, longest_pause) for engine in engines)
+    problems = [*run.problems(), *itertools.chain.from_iterable(gaps)]
     return History(
         name=name,
         started_at=recording.first_at,
@@ -84,45 +95,23 @@ def run_recording(
         engines=engines,
         series={series: (*values, *[None] * (ticks - len(values))) for series, values in run.series.items()},
         problems=tuple(problems),
+        why_not=run.why_not,
     )
 
 
-def _all_samples(recording: Recording) -> tuple[dict[str, list[EngineSample]], list[float]]:
-    """(engine -> what each scrape says of it, seconds of every scrape, also of those that failed)."""
-    samples: dict[str, list[EngineSample]] = {}
-    times: list[float] = []
-    for entry in read_entries(recording.path):
-        at = round(entry.taken_at - recording.first_at, 3)
-        times.append(at)
-        body = b"" if entry.failure is not None else entry.page.encode()
-        page = parse_page(body)
-        if isinstance(page, SourceFailure):
-            continue
-        finished = finished_requests(body)
-        for engine in page.engines:
-            samples.setdefault(engine.engine, []).append(sample_of(engine, at, finished.get(engine.engine)))
-    return samples, times
+def num_ticks(recording: Recording, name: str, every_seconds: float) -> int:
+    """How often a recording is looked at.
 
-
-def sample_of(engine: EngineSnapshot, at: float, finished_total: float | None = None) -> EngineSample:
-    """What is scored of a snapshot."""
-    return EngineSample(
-        at=at,
-        kv_usage_ratio=engine.kv_usage_ratio,
-        requests_running=engine.requests_running,
-        requests_waiting=engine.requests_waiting,
-        preemptions_total=engine.preemptions_total,
-        finished_total=finished_total,
-    )
-
-
-def _interval_seconds(recording: Recording, times: list[float]) -> float:
-    """What the header says, else what most scrapes keep."""
-    told = recording.origin.get("interval_seconds")
-    if isinstance(told, int | float):
-        return float(told)
-    steps = [after - before for before, after in itertools.pairwise(times)]
-    return statistics.median(steps) if steps else 1.0
+    Raises:
+        OperatorError: too often.
+    """
+    ticks = ticks_in(recording.duration_seconds, every_seconds)
+    if ticks > MAX_TICKS:
+        raise OperatorError(
+            f"--every: {name} lasts {recording.duration_seconds / 86_400:,.1f} days, which would be {ticks:,} ticks; "
+            f"at most {MAX_TICKS:,} are scored"
+        )
+    return ticks
 
 
 class _Run:
@@ -140,7 +129,7 @@ class _Run:
         *,
         every_seconds: float,
         wanted: frozenset[str],
-        longest_gap_seconds: float,
+        interval_seconds: float,
         target: tuple[str, str],
     ) -> None:
         self.ticks: list[dict[str, EngineSample]] = []
@@ -152,9 +141,12 @@ class _Run:
         self._own_target = (KVHEADROOM_JOB, name)
         self._every_seconds = every_seconds
         self._wanted = wanted
-        self._longest_gap_seconds = longest_gap_seconds
+        self._interval_seconds = interval_seconds
         self._offset = 0.0
         self._entry = self._playback.entry_at(0.0)
+        self._problems: dict[ProblemReason, tuple[int, str]] = {}
+        self._events: dict[Event, None] = {}
+        self._last_events: tuple[Event, ...] = ()
         first = ReplicaAssessment(replica=name, url="", interval_seconds=every_seconds)
         self._board = Board((first,))
         sources = ReplicaSources(self._fetch_page, self._resolve_facts, self._facts, self._ask_health)
@@ -162,13 +154,15 @@ class _Run:
 
     async def watch(self, ticks: int, report: Report) -> None:
         """Every tick of the recording."""
+        between_reports = max(_FEWEST_TICKS, -(-ticks // _MOST_REPORTS))
         for number in range(ticks):
-            if number and number % _REPORT_EVERY_TICKS == 0:
+            if number and number % between_reports == 0:
                 report(f"{self._name}: tick {number:,} of {ticks:,}")
             self._offset = number * self._every_seconds
             self._entry = self._playback.entry_at(self._offset + _HALF_A_MILLISECOND)
             now = self._recording.first_at + self._offset
             await self._sampler.tick(now)
+            self._note(self._board.fleet.replicas[0], now)
             fleet = withhold_stale(self._board.fleet, now)
             self.ticks.append(
                 {
@@ -184,24 +178,37 @@ class _Run:
                 self._put(number, _scraped("up", (), *self._target), float(bool(page)))
                 self._put(number, _scraped("up", (), *self._own_target), 1.0)
 
+    def _note(self, replica: ReplicaAssessment, now: float) -> None:
+        """Keep what the daemon told of this tick: it has its latest events alone, and counts problems, not ticks."""
+        if replica.last_success_at == now:
+            first = {problem.reason: problem.detail for problem in reversed(replica.problems)}
+            for reason, detail in first.items():
+                count, told = self._problems.get(reason, (0, detail))
+                self._problems[reason] = count + 1, told
+        if replica.events is not self._last_events:
+            self._last_events = replica.events
+            self._events |= dict.fromkeys(replica.events)
+
+    @property
+    def why_not(self) -> str | None:
+        """Why nothing can be scored; None where it can."""
+        if ProblemReason.SEVERAL_SERVERS in self._problems:
+            return "several servers answer at its address in turn, and what one has counted the other has not"
+        return None
+
     def problems(self) -> Iterable[str]:
         """What the daemon would have told while it watched."""
-        [replica] = self._board.fleet.replicas
-        for reason, count in replica.problems_total:
-            yield f"{self._name}: {reason}, at {count:,} of {len(self.ticks):,} ticks"
-        for event in replica.events:
+        for reason, (count, detail) in sorted(self._problems.items()):
+            first = " ".join(detail.split())
+            yield f"{self._name}: {reason.replace('_', ' ')}, at {count:,} of {len(self.ticks):,} ticks: {first}"
+        for event in self._events:
             if event.kind is not EventKind.STATE_CHANGED:
                 at = event.at - self._recording.first_at
                 yield f"{self._name}: at {at:.1f} s {event.kind.replace('_', ' ')}: {event.detail}"
 
     def _gap(self) -> str | None:
         """Why the entry in force tells nothing about this instant."""
-        entry, at = self._entry, self._entry.taken_at - self._recording.first_at
-        if entry.failure is not None:
-            return f"the scrape at {at:.3f} s failed ({entry.failure})"
-        if self._offset - at > self._longest_gap_seconds:
-            return f"nothing was recorded for some time after {at:.3f} s"
-        return None
+        return self._recording.gap_at(self._entry, self._offset, self._interval_seconds)
 
     async def _fetch_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
         gap = self._gap()

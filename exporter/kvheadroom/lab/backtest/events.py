@@ -1,7 +1,7 @@
 """Preemptions of one engine, as its scrapes tell them: events, and the episodes that they form. Pure."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -74,6 +74,19 @@ SCALES = {"small": SMALL, "production": PRODUCTION}
 
 
 @dataclass(frozen=True, slots=True)
+class Rise:
+    """A rise of the counter of preemptions.
+
+    Attributes:
+        dated_at: when it began, as far as the samples show it.
+        counted_at: seconds of the sample at which the counter was higher.
+    """
+
+    dated_at: float
+    counted_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
     """Events that belong together.
 
@@ -111,8 +124,8 @@ def known_until(stretches: Sequence[Stretch], at: float) -> float:
     return stretches[number - 1].ends_at if number else at
 
 
-def find_events(samples: Iterable[EngineSample]) -> tuple[float, ...]:
-    """Seconds of each rise of `num_preemptions_total` after the first sample of a stretch.
+def date_rises(samples: Iterable[EngineSample]) -> Iterator[Rise]:
+    """Every rise of `num_preemptions_total` after the first sample of a stretch, and when it began.
 
     The counter comes late: a victim is counted with its next output (vLLM 0.33.0 `v1/engine/output_processor.py`, `take_events`
     of the scheduler), often after it was computed again. So a rise is dated to the earliest sample since the previous rise at
@@ -120,7 +133,6 @@ def find_events(samples: Iterable[EngineSample]) -> tuple[float, ...]:
 
     A counter that fell began anew: what was before it dates nothing after it.
     """
-    events: list[float] = []
     sign_at: float | None = None
     before: EngineSample | None = None
     counted: float | None = None
@@ -132,11 +144,10 @@ def find_events(samples: Iterable[EngineSample]) -> tuple[float, ...]:
             sign_at = sample.at
         if count is not None:
             if counted is not None and count > counted:
-                events.append(sample.at if sign_at is None else sign_at)
+                yield Rise(sample.at if sign_at is None else sign_at, sample.at)
                 sign_at = None
             counted = count
         before = sample
-    return tuple(events)
 
 
 def count_preemptions(samples: Iterable[EngineSample]) -> float:
@@ -146,7 +157,7 @@ def count_preemptions(samples: Iterable[EngineSample]) -> float:
 
 
 def _shows_a_preemption(before: EngineSample, now: EngineSample) -> bool:
-    """Fewer run, none finished, more wait."""
+    """Fewer run, none finished, more wait; so it is, too, where a client hangs up, whom no counter counts, as others come."""
     return (
         _rose(now.requests_running, before.requests_running)
         and _rose(before.requests_waiting, now.requests_waiting)

@@ -33,7 +33,7 @@ class EngineHistory:
     """One engine.
 
     Attributes:
-        stretches: every scrape, for what really happened.
+        stretches: every scrape that tells the counter of preemptions, for what really happened.
         ticks: what the daemon would have shown at tick 0, 1, ...; None where it was not known.
     """
 
@@ -44,9 +44,7 @@ class EngineHistory:
     @property
     def tells_preemptions(self) -> bool:
         """Whether any scrape has the counter: without it nothing can be scored."""
-        return any(
-            sample.preemptions_total is not None for stretch in self.stretches for sample in stretch.samples
-        )
+        return bool(self.stretches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +56,7 @@ class History:
         every_seconds: from tick to tick; the first is at second 0.
         series: what rules and forecasts are made of, as far as it was wanted.
         problems: a sentence each, for a person.
+        why_not: why nothing of it can be scored; None where it can.
     """
 
     name: str
@@ -67,25 +66,40 @@ class History:
     series: Mapping[Series, Values]
     problems: tuple[str, ...] = ()
     started_at: float | None = None
+    why_not: str | None = None
 
     @property
     def num_ticks(self) -> int:
         """How many there are."""
-        return int(self.duration_seconds / self.every_seconds + 1e-6) + 1
+        return ticks_in(self.duration_seconds, self.every_seconds)
 
 
-def gap_problems(name: str, engine: EngineHistory) -> list[str]:
-    """What is not known of an engine, and what must have happened meanwhile."""
+def ticks_in(seconds: float, every_seconds: float) -> int:
+    """How many ticks a time has, both its ends included."""
+    return int(seconds / every_seconds + 1e-6) + 1
+
+
+def gap_problems(
+    name: str, engine: EngineHistory, duration_seconds: float, longest_gap_seconds: float
+) -> list[str]:
+    """When it is not known what an engine preempted, and what it must have preempted meanwhile."""
+    if not engine.stretches:
+        return []
+    first, last = engine.stretches[0], engine.stretches[-1]
     told = []
+    if first.starts_at > longest_gap_seconds:
+        told.append(_gap_problem(name, engine, 0.0, first.starts_at))
     for before, after in itertools.pairwise(engine.stretches):
-        last, first = before.samples[-1].preemptions_total, after.samples[0].preemptions_total
-        lost = (
-            ""
-            if last is None or first is None or first <= last
-            else f", with {first - last:g} preemptions in it"
-        )
-        told.append(
-            f"{name}: nothing is known of engine {engine.engine} from {before.ends_at:.1f} s to {after.starts_at:.1f} s"
-            f"{lost}: not scored"
-        )
+        lost = (after.samples[0].preemptions_total or 0.0) - (before.samples[-1].preemptions_total or 0.0)
+        told.append(_gap_problem(name, engine, before.ends_at, after.starts_at, lost))
+    if duration_seconds - last.ends_at > longest_gap_seconds:
+        told.append(_gap_problem(name, engine, last.ends_at, duration_seconds))
     return told
+
+
+def _gap_problem(name: str, engine: EngineHistory, start: float, end: float, lost: float = 0.0) -> str:
+    said = f", with {lost:g} preemptions in it" if lost > 0 else ""
+    return (
+        f"{name}: engine {engine.engine} did not tell its preemptions from {start:.1f} s to {end:.1f} s{said}: "
+        "not scored"
+    )

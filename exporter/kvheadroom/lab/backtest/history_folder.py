@@ -3,15 +3,20 @@
 import gzip
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.lab.backtest.histories import ticks_in
+from kvheadroom.lab.backtest.prometheus_queries import ORIGINS
 from kvheadroom.sources.prometheus_api import RangeSeries
 
 _PLAN = "history.json"
+# What reading something else than what was written here may raise.
+_NOT_OURS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, OSError, RecursionError)
 Answers = Mapping[str, Sequence[RangeSeries]]
 """Name on the page -> series."""
 
@@ -54,7 +59,7 @@ class Plan:
     @property
     def num_ticks(self) -> int:
         """Of the whole range, both ends included."""
-        return int(self.wanted.range_seconds / self.wanted.every_seconds + 1e-6) + 1
+        return ticks_in(self.wanted.range_seconds, self.wanted.every_seconds)
 
     @property
     def num_parts(self) -> int:
@@ -95,7 +100,7 @@ class HistoryFolder:
             return None
         try:
             plan = _plan(json.loads(path.read_bytes()))
-        except (ValueError, TypeError, KeyError) as error:
+        except _NOT_OURS as error:
             raise OperatorError(f"--state: {path} is damaged; give another folder") from error
         if plan.wanted != wanted:
             raise OperatorError(
@@ -116,32 +121,50 @@ class HistoryFolder:
         found = {name: [[one.labels, one.values] for one in series] for name, series in answers.items()}
         _write(self._part_path(part), gzip.compress(json.dumps(found).encode(), compresslevel=6, mtime=0))
 
-    def part(self, part: int) -> Answers | None:
-        """What was answered before; None where it was not, or where it cannot be read any more."""
+    def part(self, part: int, queries: Collection[str]) -> Answers | None:
+        """What was answered before; None where it was not, or where it cannot be read any more.
+
+        Args:
+            queries: names on the page, of all that was asked.
+        """
         path = self._part_path(part)
         try:
             content = json.loads(gzip.decompress(path.read_bytes()))
-            found = {
-                name: [
-                    RangeSeries(labels, {int(s): v for s, v in values.items()}) for labels, values in series
-                ]
-                for name, series in content.items()
-            }
+            if content.keys() != set(queries):
+                raise ValueError(path)
+            return {name: [_series(*one) for one in series] for name, series in content.items()}
         except FileNotFoundError:
             return None
-        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, EOFError, zlib.error, *_NOT_OURS):
             path.unlink(missing_ok=True)
             return None
-        return found
+
+
+def _series(labels: dict[str, str], values: dict[str, str]) -> RangeSeries:
+    texts = (*labels, *labels.values(), *values.values())
+    if not all(isinstance(text, str) for text in texts) or not all(map(_is_number, values.values())):
+        raise ValueError(labels)
+    return RangeSeries(dict(labels), {int(step): value for step, value in values.items()})
+
+
+def _is_number(text: str) -> bool:
+    float(text)
+    return True
 
 
 def _plan(content: dict[str, Any]) -> Plan:
     known = dict(content["wanted"])
     wanted = Wanted(**known | {"rule_metrics": tuple(known["rule_metrics"])})
     servers = tuple(tuple(map(str, server)) for server in content["servers"])
-    return Plan(
-        **content | {"wanted": wanted, "servers": servers, "part_ticks": max(1, int(content["part_ticks"]))}
-    )
+    plan = Plan(**content | {"wanted": wanted, "servers": servers})
+    labels = ORIGINS[plan.origin].server_labels
+    datetime.fromtimestamp(plan.start, UTC)
+    counts = plan.origin, plan.part_ticks - 1
+    if not all(isinstance(count, int) and count >= 0 for count in counts) or not all(
+        len(server) == len(labels) for server in servers
+    ):
+        raise ValueError(content)
+    return plan
 
 
 def _write(path: Path, content: bytes) -> None:

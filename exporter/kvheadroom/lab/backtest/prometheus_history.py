@@ -8,7 +8,7 @@ import gzip
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +16,9 @@ from pathlib import Path
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.lab.backtest.daemon_run import VLLM_JOB
+from kvheadroom.lab.backtest.histories import ticks_in
 from kvheadroom.lab.backtest.history_folder import Answers, HistoryFolder, Plan, Wanted
-from kvheadroom.lab.backtest.prometheus_queries import ORIGINS, Origin, pages
+from kvheadroom.lab.backtest.prometheus_queries import ORIGINS, pages
 from kvheadroom.sources.prometheus_api import PrometheusApi, RangeSeries
 
 PAUSES_SECONDS: Sequence[float] = (1.0, 5.0)
@@ -91,8 +92,8 @@ def _look_for_servers(api: PrometheusApi, wanted: Wanted, now: float, report: Re
     """What is to be fetched; or why nothing can be."""
     every_seconds, select = wanted.every_seconds, wanted.select
     # Whole multiples, as dashboards ask: caches in front of Prometheus know the answers then.
-    ticks = int(wanted.range_seconds / every_seconds + 1e-6)
-    start = round(int(now / every_seconds) * every_seconds - ticks * every_seconds, 3)
+    before_now = (ticks_in(wanted.range_seconds, every_seconds) - 1) * every_seconds
+    start = round(int(now / every_seconds) * every_seconds - before_now, 3)
     look = max(every_seconds, round(wanted.range_seconds / _LOOKS, 3))
     warnings: list[str] = []
     for number, origin in enumerate(ORIGINS):
@@ -133,11 +134,12 @@ def _fetch_parts(
     problems: dict[str, None] = {}
     failed: list[str] = []
     in_a_row = 0
+    queries = origin.queries(plan.wanted.select, plan.wanted.rule_metrics)
     for part in range(plan.num_parts):
-        known = folder.part(part)
+        known = folder.part(part, queries)
         answers: tuple[Answers, list[str]] | SourceFailure | None = None if known is None else (known, [])
         if answers is None and in_a_row < MOST_FAILURES:
-            answers = _fetch_part(api, plan, origin, part, report)
+            answers = _fetch_part(api, plan, queries, part, report)
         if isinstance(answers, SourceFailure) or answers is None:
             in_a_row += 1
             last = plan.ticks_of(part) - 1
@@ -200,9 +202,8 @@ def _names(keys: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _fetch_part(
-    api: PrometheusApi, plan: Plan, origin: Origin, part: int, report: Report
+    api: PrometheusApi, plan: Plan, queries: Mapping[str, str], part: int, report: Report
 ) -> tuple[Answers, list[str]] | SourceFailure:
-    queries = origin.queries(plan.wanted.select, plan.wanted.rule_metrics)
     answers: dict[str, list[RangeSeries]] = {}
     warnings: list[str] = []
     report(f"history: part {part + 1} of {plan.num_parts}, from {_instant(plan.at(part, 0))}")

@@ -1,5 +1,6 @@
 """What is asked of a Prometheus, and how its answers become pages as vLLM serves them: the daemon's code reads those. Pure."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from kvheadroom.sources.metric_names import NAMES
 from kvheadroom.sources.prometheus_api import RangeSeries
 
 _OF_TARGET = frozenset({"job", "instance"})
+_LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 _START = "process_start_time_seconds"
 
 
@@ -52,11 +54,16 @@ class Origin:
         return tuple(labels.get(name, "") for name in self.server_labels)
 
     def series_text(self, name: str, labels: Mapping[str, str]) -> str:
-        """A series as it stands on a page."""
+        """A series as it stands on a page.
+
+        A name that no page could have before Prometheus 3 (`k8s.pod.name`) was put there by Prometheus: vLLM has none.
+        """
         kept = {
             key: value
             for key, value in labels.items()
-            if key != "__name__" and (key not in _OF_TARGET if self.kept is None else key in self.kept)
+            if key != "__name__"
+            and (key not in _OF_TARGET if self.kept is None else key in self.kept)
+            and _LABEL.fullmatch(key)
         }
         return name + "{" + ",".join(f'{key}="{_escaped(value)}"' for key, value in kept.items()) + "}"
 

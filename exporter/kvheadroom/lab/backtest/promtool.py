@@ -22,6 +22,9 @@ from kvheadroom.lab.backtest.results import AlertRun, Firing
 CHECK_SECONDS = 60.0
 RUN_SECONDS = 1800.0
 ABSENT = "promtool is not on the PATH; install Prometheus, or say where it is with --promtool"
+_HAS_FAULTS = 1
+"""Its exit code where a test fails."""
+_BEGINNING = 10_000
 _FIRING = 'ALERTS{alertstate="firing"}'
 _AT = re.compile(r"\s*expr: .*, time: ((?:\d+[a-z]+)+),\s*")
 _GOT = re.compile(r"\s*got:(.*)")
@@ -56,7 +59,8 @@ def find_promtool(chosen: Path | None) -> Path | None:
     if chosen is None:
         found = shutil.which("promtool")
         return None if found is None else Path(found).absolute()
-    found = shutil.which(chosen.expanduser())
+    # A path has lost its `./`, so what lies in this folder comes before what the PATH has of that name.
+    found = shutil.which(chosen.expanduser().absolute()) or shutil.which(chosen.expanduser())
     if found is None:
         raise OperatorError(f"--promtool: {chosen} is no program that can be run")
     # It runs in a folder of its own.
@@ -208,10 +212,23 @@ def _run(promtool: Path, groups: list[dict[str, object]], history: History) -> F
             raise PromtoolError(f"promtool cannot be run: {error.strerror}") from error
         with answer.open(encoding="utf-8", errors="replace") as lines:
             fired = _read_answer(lines, history.every_seconds)
-        if code != 0 and not fired:
-            with answer.open(encoding="utf-8", errors="replace") as text:
-                raise PromtoolError(f"promtool failed: {_first_fault(text.read(10_000))}")
+        with answer.open(encoding="utf-8", errors="replace") as text:
+            _check_end(code, text.read(_BEGINNING), has_fired=bool(fired))
         return fired
+
+
+def _check_end(code: int, beginning: str, *, has_fired: bool) -> None:
+    """Whether it is a promtool that went through with it; how its answer begins tells.
+
+    Raises:
+        PromtoolError: it is none, or it did not: what it said of some ticks would make silence of the others.
+    """
+    if code < 0:
+        raise PromtoolError(f"promtool was ended by signal {-code}")
+    if code == 0 and "SUCCESS" not in beginning:
+        raise PromtoolError("promtool did not say that it evaluated anything; is it Prometheus's?")
+    if code != 0 and (code != _HAS_FAULTS or not has_fired):
+        raise PromtoolError(f"promtool failed: {_first_fault(beginning)}")
 
 
 def _read_answer(lines: Iterable[str], every_seconds: float) -> Fired:

@@ -122,7 +122,7 @@ def _engine_table(result: EngineResult) -> Iterator[str]:
     heads = ("signal", "warned", "lead", "false", "late", "open", "firing", "Brier")
     rows = [_row(signal, len(result.episodes)) for signal in result.signals if signal.score is not None]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    for cells in (heads, *rows):
+    for cells in (heads, *rows) if rows else ():
         rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
         yield "  " + "  ".join([cells[0].ljust(widths[0]), *rest]).rstrip()
     rate = next((base_rate(judged) for signal in result.signals for judged in signal.judged.values()), None)

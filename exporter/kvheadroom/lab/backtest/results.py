@@ -1,11 +1,21 @@
 """A history and what its rules did -> how every signal did on every engine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from kvheadroom.lab.backtest.alarms import Score, score
 from kvheadroom.lab.backtest.baselines import baselines
-from kvheadroom.lab.backtest.events import Episode, Scale, count_preemptions, find_episodes, find_events
+from kvheadroom.lab.backtest.events import (
+    PRODUCTION,
+    Episode,
+    Rise,
+    Scale,
+    count_preemptions,
+    date_rises,
+    find_episodes,
+)
 from kvheadroom.lab.backtest.forecasts import forecasts
 from kvheadroom.lab.backtest.histories import EngineHistory, History, Values
 from kvheadroom.lab.backtest.probabilities import Judged, judge
@@ -85,6 +95,9 @@ def score_history(history: History, alerts: Iterable[AlertRun], scale: Scale) ->
         signals=(),
         problems=(*history.problems, f"{history.name}: no engine of vLLM was seen, so nothing is scored"),
     )
+    if history.why_not is not None:
+        reason = f"{history.name}: {history.why_not}, so nothing is scored"
+        return (replace(empty, problems=(*history.problems, reason)),)
     if not history.engines:
         return (empty,)
     alerts = tuple(alerts)
@@ -106,8 +119,12 @@ def _score_engine(
     if not engine.tells_preemptions:
         reason = f"{result.name}: its pages have no num_preemptions_total, so nothing is scored"
         return replace(result, problems=(*history.problems, reason))
+    if all(stretch.starts_at == stretch.ends_at for stretch in engine.stretches):
+        reason = f"{result.name}: it was seen at single instants alone, so nothing is scored"
+        return replace(result, problems=(*history.problems, reason))
     every_seconds, scale = history.every_seconds, result.scale
-    events = tuple(event for stretch in engine.stretches for event in find_events(stretch.samples))
+    rises = tuple(rise for stretch in engine.stretches for rise in date_rises(stretch.samples))
+    events = tuple(rise.dated_at for rise in rises)
     episodes = find_episodes(events, scale.episode_gap_seconds)
 
     def scored(
@@ -142,19 +159,37 @@ def _score_engine(
     for rule in baselines(scale):
         firing = rule.firing(engine.ticks, every_seconds)
         signals.append(scored(rule.name, BASELINE, firing, scale.horizon_seconds, _as_said(firing)))
-    problems = list(history.problems)
-    if all(stretch.ends_at - stretch.starts_at < scale.horizon_seconds for stretch in engine.stretches):
-        problems.append(
-            f"{result.name}: no stretch of it is as long as the horizon of {scale.horizon_seconds:g} s, so no alarm "
-            "can be told to be false"
-        )
     return replace(
         result,
         episodes=episodes,
         preemptions=sum(count_preemptions(stretch.samples) for stretch in engine.stretches),
         signals=tuple(signals),
-        problems=tuple(problems),
+        problems=(*history.problems, *_doubts(result, engine, rises)),
     )
+
+
+def _doubts(result: EngineResult, engine: EngineHistory, rises: Sequence[Rise]) -> Iterator[str]:
+    """What of the scores is not to be relied on."""
+    scale = result.scale
+    for rise in rises:
+        if rise.counted_at - rise.dated_at >= scale.episode_gap_seconds:
+            yield (
+                f"{result.name}: what was counted at {rise.counted_at:.1f} s is dated to {rise.dated_at:.1f} s, when fewer "
+                "requests ran and more waited; a client that hung up looks the same"
+            )
+    apart = statistics.median(
+        after.at - before.at for stretch in engine.stretches for before, after in pairwise(stretch.samples)
+    )
+    if PRODUCTION.alarm_gap_seconds > scale.alarm_gap_seconds <= apart:
+        yield (
+            f"{result.name}: its scrapes are {apart:g} s apart, too far for the scale of a tiny model; take "
+            "--scale production"
+        )
+    if all(stretch.ends_at - stretch.starts_at < scale.horizon_seconds for stretch in engine.stretches):
+        yield (
+            f"{result.name}: no stretch of it is as long as the horizon of {scale.horizon_seconds:g} s, so no alarm can be "
+            "told to be false"
+        )
 
 
 def _as_said(firing: Firing) -> Values:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.lab.backtest.alert_rules import Rules, own_rules, read_rules
-from kvheadroom.lab.backtest.daemon_run import run_recording
+from kvheadroom.lab.backtest.daemon_run import num_ticks, run_recording
 from kvheadroom.lab.backtest.events import Scale
 from kvheadroom.lab.backtest.histories import ALWAYS_WANTED, History
 from kvheadroom.lab.backtest.history_folder import Wanted
@@ -72,9 +72,11 @@ def backtest(order: Order, report: Report) -> tuple[EngineResult, ...]:
     scoring = _Scoring(order, rules, promtool, report)
     if order.prometheus is not None:
         return _of_prometheus(order.prometheus, scoring)
-    recordings = [read_recording(path) for path in order.recordings]
+    named = list(zip(names_of(order.recordings), map(read_recording, order.recordings), strict=True))
+    for name, recording in named:
+        num_ticks(recording, name, order.every_seconds)
     results: list[EngineResult] = []
-    for name, recording in zip(names_of(order.recordings), recordings, strict=True):
+    for name, recording in named:
         results += scoring.score(recording, name)
     return tuple(results)
 
@@ -104,6 +106,8 @@ class _Scoring:
             every_seconds=self.order.every_seconds,
             wanted=ALWAYS_WANTED | self.rules.metrics,
             report=self.report,
+            # Who closes pauses of alarms need not know more exactly when an engine preempted.
+            longest_pause_seconds=self.order.scale.alarm_gap_seconds,
             target=target,
         )
         history = replace(history, problems=(*problems, *history.problems))
