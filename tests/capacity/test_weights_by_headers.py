@@ -73,12 +73,19 @@ def whole_numbers(bits: int, group: int) -> Config:
 
 FP8_CHANNELS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+INT8_CHANNELS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
 PER_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
 
 def groups(*pairs: tuple[str, Config], ignore: tuple[str, ...] = ()) -> Config:
     """compressed-tensors with a scheme for each group of layers."""
-    inputs = {"channel": PER_TOKEN, "tensor_group": {**NVFP4, "dynamic": "local"}, "group": None}
+    inputs: dict[str, Config | None] = {
+        "channel": PER_TOKEN,
+        "tensor_group": {**NVFP4, "dynamic": "local"},
+        "group": None,
+        "block": {**PER_TOKEN, "strategy": "group", "group_size": 128},
+    }
     return {
         "quant_method": "compressed-tensors",
         "format": "mixed-precision",
@@ -87,9 +94,10 @@ def groups(*pairs: tuple[str, Config], ignore: tuple[str, ...] = ()) -> Config:
             f"group_{number}": {
                 "targets": [target],
                 "weights": weights,
-                "input_activations": inputs[weights["strategy"]],
+                "input_activations": taken and {**taken, "type": weights["type"]},
             }
             for number, (target, weights) in enumerate(pairs)
+            for taken in (inputs[weights["strategy"]],)
         },
     }
 
@@ -127,6 +135,21 @@ CHECKPOINTS: dict[str, tuple[Config, Config, Callable[[str], Form]]] = {
         ),
         by(("down_proj", headers.packed(8, 128)), ("mlp", headers.packed(4, 128))),
     ),
+    "scales in 16 bits": (
+        LLAMA,
+        groups(("re:.*mlp.*", whole_numbers(4, 128)), ("re:.*self_attn.*", FP8_CHANNELS)),
+        by(("mlp", headers.packed(4, 128)), ("self_attn", headers.in_8_bits("F8_E4M3", "BF16"))),
+    ),
+    "scales of blocks in 16 bits": (
+        LLAMA,
+        groups(("re:.*mlp.*", BLOCKS), ("re:.*self_attn.*", whole_numbers(4, 128))),
+        by(("mlp", headers.in_blocks("BF16")), ("self_attn", headers.packed(4, 128))),
+    ),
+    "ModelOpt's MXFP8": (
+        LLAMA,
+        {"quant_method": "modelopt", "quant_algo": "MXFP8", "exclude_modules": ["lm_head"]},
+        by(("layers", headers.mxfp8)),
+    ),
     "ModelOpt mixed": (
         LLAMA,
         MIXED,
@@ -146,6 +169,36 @@ CHECKPOINTS: dict[str, tuple[Config, Config, Callable[[str], Form]]] = {
         EXPERTS,
         groups(("re:.*experts.*", NVFP4), ("re:.*self_attn.*", FP8_CHANNELS), ignore=("re:.*mlp.gate$",)),
         by(("experts", headers.nvfp4), ("self_attn", headers.fp8_channels)),
+    ),
+    "experts with scales in 16 bits": (
+        EXPERTS,
+        groups(
+            ("re:.*experts.*", FP8_CHANNELS),
+            ("re:.*self_attn.*", whole_numbers(4, 128)),
+            ignore=("re:.*mlp.gate$",),
+        ),
+        by(("experts", headers.in_8_bits("F8_E4M3", "BF16")), ("self_attn", headers.packed(4, 128))),
+    ),
+    "experts in whole numbers of 8 bits": (
+        EXPERTS,
+        {**groups(("Linear", INT8_CHANNELS), ignore=("re:.*mlp.gate$",)), "format": "int-quantized"},
+        lambda name: (
+            headers.plain()
+            if name.endswith("mlp.gate") or "layers" not in name
+            else headers.in_8_bits("I8", "BF16")
+        ),
+    ),
+    "experts packed in 8 bits": (
+        EXPERTS,
+        {**groups(("Linear", whole_numbers(8, 128)), ignore=("re:.*mlp.gate$",)), "format": "pack-quantized"},
+        lambda name: (
+            headers.plain() if name.endswith("mlp.gate") or "layers" not in name else headers.packed(8, 128)
+        ),
+    ),
+    "experts in GPTQ of 8 bits": (
+        EXPERTS,
+        {**GPTQ, "bits": 8},
+        lambda name: F16 if name.endswith("mlp.gate") or "layers" not in name else headers.gptq(128, 8),
     ),
     "experts in 4 bits": (
         EXPERTS,
@@ -178,6 +231,21 @@ CREATED: list[tuple[str, Config, int]] = [
     ("two groups", {}, 2367021156),
     ("two groups", TP2, 1183547492),
     ("two groups", TP4, 591810660),
+    ("scales in 16 bits", {}, 2367021156),
+    ("scales in 16 bits", TP2, 1183547492),
+    ("scales of blocks in 16 bits", {}, 2497048676),
+    ("scales of blocks in 16 bits", TP2, 1248544868),
+    ("ModelOpt's MXFP8", {}, 2551226384),
+    ("ModelOpt's MXFP8", TP2, 1275633680),
+    ("experts with scales in 16 bits", {}, 1415730276),
+    ("experts with scales in 16 bits", TP2, 708072548),
+    ("experts with scales in 16 bits", SPREAD, 707941476),
+    ("experts in whole numbers of 8 bits", {}, 1434072100),
+    ("experts in whole numbers of 8 bits", TP2, 717251620),
+    ("experts packed in 8 bits", {}, 1436505444),
+    ("experts packed in 8 bits", TP2, 718329188),
+    ("experts in GPTQ of 8 bits", {}, 1438209024),
+    ("experts in GPTQ of 8 bits", TP2, 719246336),
     ("MLP in NVFP4", {}, 2467340372),
     ("MLP in NVFP4", TP2, 1233690708),
     ("4 and 8 bits", {}, 2509545572),
@@ -218,7 +286,7 @@ def planned(
 
 def checkpoint(name: str) -> tuple[Config, Shapes]:
     model, scheme, form_of = CHECKPOINTS[name]
-    dtype = "F16" if scheme in (AWQ, GPTQ) else "BF16"
+    dtype = "F16" if scheme["quant_method"] in ("awq", "gptq") else "BF16"
     config = {
         **model,
         "quantization_config": scheme,
@@ -374,6 +442,92 @@ def test_a_shared_expert_as_large_as_the_others_packed_is_not_taken_for_them() -
         assert isinstance(plan, WeightPlan), plan
         assert isinstance(made, WeightPlan), made
         assert (plan.stage_bytes, plan.doubt) == (made.stage_bytes, "")
+
+
+PACKED = groups(("Linear", whole_numbers(4, 128)))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "why"),
+    [
+        (groups(("Linear", {**whole_numbers(4, 128), "actorder": "group"})), "activation order 'group'"),
+        (groups(("Linear", {**whole_numbers(4, 128), "actorder": "dynamic"})), "activation order 'dynamic'"),
+        (
+            {**PACKED, "sparsity_config": {"format": "sparse-24-bitmask", "targets": ["Linear"]}},
+            "with sparsity",
+        ),
+        ({**GPTQ, "desc_act": True}, "GPTQ with `desc_act`"),
+    ],
+)
+def test_a_checkpoint_that_vllm_refuses_is_not_counted_by_its_headers(scheme: Config, why: str) -> None:
+    config = {**LLAMA, "quantization_config": scheme}
+    said = planned(config, headers.decoder(config, by(("layers", headers.packed(4, 128)))))
+    assert str(said).startswith("vLLM takes no ")
+    assert why in str(said)
+
+
+@pytest.mark.parametrize("order", ["weight", "static"])
+def test_an_order_of_activations_that_needs_no_index_changes_nothing(order: str) -> None:
+    ordered = groups(("Linear", {**whole_numbers(4, 128), "actorder": order}))
+    plans = [
+        planned({**LLAMA, "quantization_config": {**scheme, "format": "pack-quantized"}}, None, TP2)
+        for scheme in (PACKED, ordered)
+    ]
+    assert isinstance(plans[0], WeightPlan)
+    assert plans[1] == plans[0]
+
+
+def test_gptq_with_desc_act_and_one_group_is_gptq_without() -> None:
+    gptq = {**LLAMA, "quantization_config": {**GPTQ, "group_size": -1}}
+    ordered = {**LLAMA, "quantization_config": {**GPTQ, "group_size": -1, "desc_act": True}}
+    assert isinstance(planned(gptq, None), WeightPlan)
+    assert planned(ordered, None) == planned(gptq, None)
+
+
+TP8 = {"tensor_parallel_size": 8}
+BY_BLOCKS = {**groups(("Linear", BLOCKS)), "format": "float-quantized"}
+BLOCKS_AND_PACKED = groups(("re:.*mlp.*", BLOCKS), ("re:.*self_attn.*", whole_numbers(4, 128)))
+
+
+@pytest.mark.parametrize(
+    ("inner", "heads", "scheme", "flags", "why"),
+    [
+        # 11008 / 4 = 2752 = 21.5 x 128: vLLM's "input_size_per_partition = 2752 is not divisible by ... block_k = 128".
+        (11008, 8, FP8, TP4, "its inputs (2752) are no multiple of the 128 that share a scale"),
+        # Outputs of several in one: only where config.json has no `weight_block_size`.
+        (14336, 4, BY_BLOCKS, TP8, "its outputs (64) are no multiple of the 128 that share a scale"),
+        (11008, 8, BLOCKS_AND_PACKED, TP4, "would cut a block of model.layers.0.mlp."),
+    ],
+)
+def test_a_slice_that_cuts_a_block_of_scales_is_refused_as_by_vllm(
+    inner: int, heads: int, scheme: Config, flags: Config, why: str
+) -> None:
+    config = {
+        **LLAMA,
+        "intermediate_size": inner,
+        "num_key_value_heads": heads,
+        "head_dim": 128 if heads == LLAMA["num_key_value_heads"] else 64,
+        "quantization_config": scheme,
+    }
+    packed = headers.packed(4, 128) if scheme is BLOCKS_AND_PACKED else headers.in_blocks("F32")
+    shapes = headers.decoder(config, by(("mlp", headers.in_blocks("F32")), ("layers", packed)))
+    assert why in str(planned(config, shapes, flags))
+    assert isinstance(planned(config, shapes), WeightPlan)
+
+
+def test_outputs_of_several_in_one_may_cut_a_block_where_config_json_has_its_size() -> None:
+    config = {**LLAMA, "num_key_value_heads": 4, "head_dim": 64, "quantization_config": FP8}
+    assert isinstance(planned(config, None, TP4), WeightPlan)
+
+
+def test_the_scales_of_caches_are_not_counted_with_the_matrix_that_they_stand_beside() -> None:
+    config, shapes = checkpoint("two groups")
+    for layer in range(2):
+        for each in "kv":
+            shapes[f"model.layers.{layer}.self_attn.{each}_proj.{each}_scale"] = ("F32", ())
+    plan = planned(config, shapes)
+    assert isinstance(plan, WeightPlan), plan
+    assert (plan.stage_bytes, plan.doubt) == ((2367021156,), "")
 
 
 def test_another_vocabulary_is_told_with_what_does_not_fit() -> None:

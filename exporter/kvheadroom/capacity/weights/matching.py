@@ -62,12 +62,23 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One output of a part: what a checkpoint may hold as a tensor of its own."""
+    """One output of a part: what a checkpoint may hold as a tensor of its own, and the modules that it may stand in."""
 
     name: str
     elements: int
+    modules: frozenset[str] = frozenset()
+
+    def is_of(self, matrix: Matrix) -> bool:
+        """Whether the tensor has its name."""
+        return matrix.module == self.name or matrix.module in self.modules
 
 
+# Tensors of 8 bits may stand for twice as many numbers of 4, so size alone does not tell one of these from two.
+_EXPERT_MODULES = {
+    "gate": frozenset({"gate_proj", "w1"}),
+    "up": frozenset({"up_proj", "w3", "v1"}),
+    "down": frozenset({"down_proj", "w2"}),
+}
 _EXPERTS = "experts"
 
 
@@ -103,9 +114,9 @@ class _Chain:
         if matrix.bias != self.bias or (_EXPERTS in _path(matrix) and not self.of_experts):
             return False
         if certainty is _Certainty.PIECE:
-            return after - first == 1 and matrix.module == self.pieces[first].name
+            return after - first == 1 and self.pieces[first].is_of(matrix)
         if certainty is _Certainty.PART:
-            of_a_piece = any(matrix.module == piece.name for piece in self.pieces)
+            of_a_piece = any(piece.is_of(matrix) for piece in self.pieces)
             named = matrix.module in self.names or (self.of_experts and _EXPERTS in _path(matrix))
             return named and (not of_a_piece or len(self.pieces) == 1)
         return True
@@ -192,7 +203,8 @@ def _chains(prefix: str, part: Part) -> Iterator[_Chain]:
         outs = ("gate", "up") if part.gated else ("up",)
         names = frozenset({last})
         matrix = part.count * part.intermediate * part.hidden
-        yield _Chain(key, names, tuple(_Piece(name, matrix) for name in (*outs, "down")), of_experts=True)
+        pieces = tuple(_Piece(name, matrix, _EXPERT_MODULES[name]) for name in (*outs, "down"))
+        yield _Chain(key, names, pieces, of_experts=True)
         if part.bias:
             inner = tuple(_Piece(name, part.count * part.intermediate) for name in outs)
             yield _Chain(

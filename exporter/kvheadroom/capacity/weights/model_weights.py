@@ -12,7 +12,7 @@ from kvheadroom.capacity.weights.builders import Model
 from kvheadroom.capacity.weights.files import ReadFiles, read_files
 from kvheadroom.capacity.weights.own_types import AS_CONFIGURED, OwnTypes
 from kvheadroom.capacity.weights.parts import Blueprint, Part, Parts, Vocabulary
-from kvheadroom.capacity.weights.quantization import read_scheme, scheme_by_headers
+from kvheadroom.capacity.weights.quantization import NotTakenError, read_scheme, scheme_by_headers
 from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, Scheme
 from kvheadroom.capacity.weights.shares import Ranks, held_bytes, stored_bytes
 from kvheadroom.capacity.weights.weight_plan import WeightPlan, WeightTerm
@@ -123,6 +123,8 @@ def read_weights(
 def _scheme(whole: ModelConfig, text: ModelConfig, tensors: TensorInventory | None) -> Scheme:
     try:
         return read_scheme(whole, text)
+    except NotTakenError:
+        raise
     except NotModelledError:
         by_headers = scheme_by_headers(whole, text)
         if by_headers is None or tensors is None or not tensors.stored:

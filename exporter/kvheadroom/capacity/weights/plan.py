@@ -12,7 +12,7 @@ from kvheadroom.capacity.weights.builders import Model
 from kvheadroom.capacity.weights.draft_plan import plan_draft_weights, with_draft
 from kvheadroom.capacity.weights.files import held_to_files
 from kvheadroom.capacity.weights.model_weights import plan_stages, read_weights
-from kvheadroom.capacity.weights.quantization import read_scheme, scheme_by_headers
+from kvheadroom.capacity.weights.quantization import NotTakenError, read_scheme, scheme_by_headers
 from kvheadroom.capacity.weights.registry import BUILDS
 from kvheadroom.capacity.weights.shares import NotDivisibleError, Ranks
 from kvheadroom.capacity.weights.weight_plan import WeightPlan
@@ -81,10 +81,10 @@ def headers_may_tell(facts: EngineFacts) -> bool:
     text, whole = text_section(model.architecture, files.config), ModelConfig(files.config)
     try:
         read_scheme(whole, text)
+    except (BadFieldError, NotTakenError):
+        return False
     except NotModelledError:
         return scheme_by_headers(whole, text) is not None
-    except BadFieldError:
-        return False
     return False
 
 
