@@ -14,6 +14,7 @@ import pytest
 
 from kvheadroom.capacity.facts import EngineFacts, TensorInventory
 from kvheadroom.capacity.families.multimodal import text_section
+from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.model_config import ModelConfig
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.settings_resolution import compute_dtype
@@ -528,6 +529,44 @@ def test_the_scales_of_caches_are_not_counted_with_the_matrix_that_they_stand_be
     plan = planned(config, shapes)
     assert isinstance(plan, WeightPlan), plan
     assert (plan.stage_bytes, plan.doubt) == ((2367021156,), "")
+
+
+def test_modelopts_own_file_tells_what_a_named_method_does() -> None:
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    own_file = {"producer": {"name": "modelopt", "version": "0.23.0"}, "quantization": said}
+    plans = [
+        planned({**LLAMA, "quantization_config": scheme}, None, TP2)
+        for scheme in (own_file, {**own_file, "quant_method": "modelopt"})
+    ]
+    assert isinstance(plans[0], WeightPlan), plans[0]
+    assert plans[0] == plans[1]
+    known = facts(config={**LLAMA, "quantization_config": own_file}, gpu="H100")
+    layout = plan_layout(known)
+    assert isinstance(layout, KvLayout)
+    assert layout.kv_dtype == "fp8_e4m3"
+
+
+def with_files(config: Config, shapes: Shapes, flags: Mapping[str, Any]) -> EngineFacts:
+    known = facts(config=config, flags=flags, gpu="H100", weights_bytes=headers.stored(shapes).total_bytes)
+    assert known.model_files is not None
+    return replace(known, model_files=replace(known.model_files, tensors=headers.stored(shapes)))
+
+
+def test_no_even_share_is_made_of_what_vllm_refuses() -> None:
+    config = {
+        **LLAMA,
+        "quantization_config": groups(("Linear", {**whole_numbers(4, 128), "actorder": "group"})),
+    }
+    shapes = headers.decoder(config, by(("layers", headers.packed(4, 128))))
+    said = weights_of(with_files(config, shapes, TP2))
+    assert said == "vLLM takes no compressed-tensors checkpoint with the activation order 'group' any more"
+
+
+def test_an_even_share_of_a_checkpoint_that_config_json_contradicts_is_doubted() -> None:
+    weights = weights_of(with_files(LLAMA, headers.decoder(LLAMA, by(("mlp", headers.nvfp4))), TP2))
+    assert isinstance(weights, RankWeights)
+    assert weights.plan is None
+    assert weights.doubt.startswith("model.layers.0.mlp.gate_up_proj is stored in U8")
 
 
 def test_another_vocabulary_is_told_with_what_does_not_fit() -> None:

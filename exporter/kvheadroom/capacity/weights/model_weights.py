@@ -9,10 +9,11 @@ from kvheadroom.capacity.facts import TensorInventory
 from kvheadroom.capacity.model_config import ModelConfig
 from kvheadroom.capacity.parallelism import pipeline_stages
 from kvheadroom.capacity.weights.builders import Model
+from kvheadroom.capacity.weights.contradiction import NotTakenError
 from kvheadroom.capacity.weights.files import ReadFiles, read_files
 from kvheadroom.capacity.weights.own_types import AS_CONFIGURED, OwnTypes
 from kvheadroom.capacity.weights.parts import Blueprint, Part, Parts, Vocabulary
-from kvheadroom.capacity.weights.quantization import NotTakenError, read_scheme, scheme_by_headers
+from kvheadroom.capacity.weights.quantization import read_scheme, scheme_by_headers
 from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, Scheme
 from kvheadroom.capacity.weights.shares import Ranks, held_bytes, stored_bytes
 from kvheadroom.capacity.weights.weight_plan import WeightPlan, WeightTerm

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
 from kvheadroom.capacity.facts import StoredTensor
-from kvheadroom.capacity.layers import NotDivisibleError, divide
+from kvheadroom.capacity.layers import divide
+from kvheadroom.capacity.weights.contradiction import ContradictionError, CutBlockError
 from kvheadroom.capacity.weights.matching import Found, Matching
 from kvheadroom.capacity.weights.parts import (
     FLOAT32,
@@ -93,7 +94,7 @@ def own_types(blueprint: Blueprint, scheme: Scheme, matching: Matching) -> OwnTy
     """The parts of a checkpoint that are held otherwise than the scheme has it.
 
     Raises:
-        NotModelledError: one of them is quantized in part, or packed where vLLM makes it in the model's dtype.
+        ContradictionError: one of them is quantized in part, or packed where vLLM makes it in the model's dtype.
     """
     plain, stored, told, cast, widened = set(), {}, [], [], []
     placed = [("", part) for _, parts in blueprint.around for part in parts]
@@ -107,7 +108,7 @@ def own_types(blueprint: Blueprint, scheme: Scheme, matching: Matching) -> OwnTy
             continue
         quantized = {each.matrix.quantized for each in found}
         if len(quantized) > 1:
-            raise NotModelledError(f"{prefix}{part.name} is quantized in part, which vLLM does not load")
+            raise ContradictionError(f"{prefix}{part.name} is quantized in part, which vLLM does not load")
         bits, form = bits_of(part, scheme, prefix), format_of(part, scheme)
         if not quantized.pop():
             if bits is None:
@@ -135,7 +136,7 @@ def _hold_loadable(part: Linear | Experts | Vocabulary, found: tuple[Found, ...]
     """Into the model's dtype vLLM casts numbers of 8 bits, but neither unpacks them nor takes scales."""
     if any(each.matrix.beside or not _has_bits(part, each, _CAST_BITS) for each in found):
         kind = found[0].matrix.tensor.dtype
-        raise NotModelledError(
+        raise ContradictionError(
             f"{prefix}{part.name} is stored in {kind}, and by config.json vLLM makes it in the model's own dtype"
         )
 
@@ -231,8 +232,8 @@ def _in_blocks(stored: StoredTensor) -> bool:
     )
 
 
-def _cut(stored: StoredTensor) -> NotDivisibleError:
-    return NotDivisibleError(f"tensor parallelism would cut a block of {stored.name}, which vLLM refuses")
+def _cut(stored: StoredTensor) -> CutBlockError:
+    return CutBlockError(f"tensor parallelism would cut a block of {stored.name}, which vLLM refuses")
 
 
 def _expert_bytes(part: Experts, found: tuple[Found, ...], ranks: Ranks, dtype: str) -> int:

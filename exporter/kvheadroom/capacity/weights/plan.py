@@ -9,10 +9,11 @@ from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
 from kvheadroom.capacity.settings_resolution import compute_dtype
 from kvheadroom.capacity.weights.builders import Model
+from kvheadroom.capacity.weights.contradiction import NotTakenError, why_unknown
 from kvheadroom.capacity.weights.draft_plan import plan_draft_weights, with_draft
 from kvheadroom.capacity.weights.files import held_to_files
 from kvheadroom.capacity.weights.model_weights import plan_stages, read_weights
-from kvheadroom.capacity.weights.quantization import NotTakenError, read_scheme, scheme_by_headers
+from kvheadroom.capacity.weights.quantization import read_scheme, scheme_by_headers
 from kvheadroom.capacity.weights.registry import BUILDS
 from kvheadroom.capacity.weights.shares import NotDivisibleError, Ranks
 from kvheadroom.capacity.weights.weight_plan import WeightPlan
@@ -64,7 +65,7 @@ def plan_weights(facts: EngineFacts) -> WeightPlan | str:
             for each in ranks
         ]
     except (BadFieldError, NotDivisibleError, NotModelledError) as reason:
-        return str(reason)
+        return why_unknown(reason)
     if any(plan != plans[0] for plan in plans):
         return f"the weights of {model.architecture} depend on the GPU, which is not known"
     plan = held_to_files(plans[0], read)

@@ -12,15 +12,10 @@ from fnmatch import fnmatchcase
 from kvheadroom.capacity.cache_settings import NotModelledError
 from kvheadroom.capacity.checkpoint_types import kv_dtypes, quantization_method
 from kvheadroom.capacity.model_config import ModelConfig, shown
+from kvheadroom.capacity.weights.contradiction import NotTakenError
 from kvheadroom.capacity.weights.schemes import UNQUANTIZED, Format, Scheme
 
 _Skips = Callable[[str, tuple[str, ...]], bool]
-
-
-class NotTakenError(NotModelledError):
-    """vLLM does not start with such a checkpoint, whatever its headers say."""
-
-
 _FP8_TENSOR = Format(bits=8, per_output_bytes=4)
 _FP8_STATIC = Format(bits=8, per_output_bytes=8, expert_output_bytes=4, expert_bytes=4)
 _GROUP_OF_NVFP4 = 16
@@ -50,7 +45,10 @@ def read_scheme(whole: ModelConfig, text: ModelConfig) -> Scheme:
         return _deepseek_v4(whole, section)
     if method == "fp8":
         return _fp8(section)
-    if method in ("modelopt", "modelopt-fp4"):
+    # hf_quant_config.json names no method.
+    if method in ("modelopt", "modelopt-fp4") or (
+        not method and quantization_method(whole, text) == "modelopt"
+    ):
         return _modelopt(section)
     if method == "compressed-tensors":
         return _compressed_tensors(section)

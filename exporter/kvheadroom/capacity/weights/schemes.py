@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.layers import NotDivisibleError
+from kvheadroom.capacity.weights.contradiction import CutBlockError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8, "uint8": 1}
 
@@ -81,19 +82,19 @@ class Format:
             row: the inputs are divided, else the outputs.
 
         Raises:
-            NotDivisibleError: vLLM refuses to start.
+            CutBlockError: vLLM refuses to start.
         """
         if self.rows is None or self.rows == 1 or self.columns is None:
             return
         if row and inputs % self.columns:
-            raise NotDivisibleError(
+            raise CutBlockError(
                 f"vLLM refuses a rank's slice of {name}: its inputs ({inputs}) are no multiple of the {self.columns} that share "
                 "a scale"
             )
         if not row and (len(outs) == 1 or self.strict_outputs):
             for out in outs:
                 if out % self.rows:
-                    raise NotDivisibleError(
+                    raise CutBlockError(
                         f"vLLM refuses a rank's slice of {name}: its outputs ({out}) are no multiple of the {self.rows} that "
                         "share a scale"
                     )
