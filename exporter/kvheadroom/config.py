@@ -109,6 +109,13 @@ def _gpu_name(value: object) -> object:
     )
 
 
+def _name(value: str) -> str:
+    # It stands in logs, and lists of servers may be written by somebody else.
+    if not value.isprintable():
+        raise ValueError("a name is one line of characters that can be printed")
+    return value
+
+
 def _pod(value: str) -> str:
     if not _POD.fullmatch(value):
         raise ValueError(
@@ -202,7 +209,7 @@ class ServerFacts(Strict):
 class ReplicaConfig(ServerFacts, AccessSettings):
     """One vLLM server."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_name)] | None = None
     pod: Annotated[str, AfterValidator(_pod)] | None = None
 
     @property
