@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import EngineFacts, TensorInventory
+from kvheadroom.capacity.facts import Draft, EngineFacts, TensorInventory
 from kvheadroom.capacity.families.multimodal import text_section
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.model_config import ModelConfig
@@ -393,6 +393,7 @@ def test_tensors_under_vllms_own_names_are_found_in_every_architecture(*, fused:
         text, whole = text_section(model.architecture, files.config), ModelConfig(files.config)
         blueprint = BUILDS[model.architecture](Model(text, whole, model.stack, compute_dtype(known, model)))
         shapes = headers.of_blueprint(blueprint, read_scheme(whole, text), dtype=dtype, fused=fused)
+        shapes["mtp.layers.0.w"] = (dtype, (1,))
         made = plan_weights(known)
         plan = plan_weights(replace(known, model_files=replace(files, tensors=headers.stored(shapes))))
         assert isinstance(made, WeightPlan)
@@ -650,6 +651,42 @@ def test_packed_or_scaled_layers_of_a_plain_config_json_are_unknown(form: Form) 
     said = str(planned(LLAMA, headers.decoder(LLAMA, by(("mlp", form)))))
     assert said.startswith("model.layers.0.mlp.gate_up_proj is stored in ")
     assert said.endswith(", and by config.json vLLM makes it in the model's own dtype")
+
+
+def test_a_tensor_that_is_missing_is_told_though_the_sums_agree() -> None:
+    shapes = headers.decoder(LLAMA, by())
+    del shapes["model.norm.weight"]
+    plan, made = planned(LLAMA, shapes), planned(LLAMA, None)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan)
+    assert plan.stage_bytes == made.stage_bytes
+    assert plan.doubt == (
+        "no tensor of its size for 1 of its parts: model.norm.weight; the sums agree within 1%"
+    )
+
+
+def test_multi_token_prediction_that_the_checkpoint_has_not_is_told_where_it_would_be_loaded() -> None:
+    known = next(
+        each
+        for row in ROWS
+        if (each := facts_of(row)).draft.method == "mtp"
+        and not row["expected"].get("refused")
+        and isinstance(plan_weights(each), WeightPlan)
+    )
+    assert known.model is not None
+    assert known.model_files is not None
+
+    def doubt(facts: EngineFacts, *names: str) -> str:
+        assert facts.model_files is not None
+        tensors = TensorInventory(sizes=dict.fromkeys(("model.embed_tokens.weight", *names)))
+        plan = plan_weights(replace(facts, model_files=replace(facts.model_files, tensors=tensors)))
+        assert isinstance(plan, WeightPlan)
+        return plan.doubt
+
+    beyond = f"model.layers.{known.model.num_layers}.mlp.w"
+    assert doubt(known).startswith("the checkpoint has no layer of multi-token prediction")
+    assert doubt(known, beyond) == ""
+    assert doubt(replace(known, draft=Draft())) == ""
 
 
 def test_what_does_not_fit_is_told_though_the_sums_agree() -> None:

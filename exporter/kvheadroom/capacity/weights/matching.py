@@ -34,10 +34,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """What a part should have in the checkpoint, and has not."""
+    """What a part should have in the checkpoint, and has not.
+
+    Attributes:
+        spared: vLLM may do without it: a bias is filled with zeros, and what stands around the layers in two places, as the
+            embedding of Phi-3-Vision, is one tensor in the checkpoint.
+    """
 
     name: str
     elements: int
+    spared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +162,19 @@ class _Matcher:
         for certainty in _Certainty:
             for chain in chains:
                 self._fill(chain, pool, taken, certainty)
-        self.missing += [
-            Missing(name=f"{prefix}{piece.name}", elements=piece.elements)
+        placed = [
+            (chain, piece, done)
             for chain in chains
             for piece, done in zip(chain.pieces, chain.done, strict=True)
+        ]
+        twins = {(piece.name, piece.elements) for _, piece, done in placed if done and not prefix}
+        self.missing += [
+            Missing(
+                name=f"{prefix}{piece.name}",
+                elements=piece.elements,
+                spared=chain.bias or (piece.name, piece.elements) in twins,
+            )
+            for chain, piece, done in placed
             if not done
         ]
         self.left += [matrix for matrix in matrices if id(matrix) not in taken]
