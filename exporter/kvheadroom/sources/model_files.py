@@ -26,12 +26,9 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
     config = read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
     if isinstance(config, SourceFailure):
         return _explained(Path(folder), config)
-    if asks_quantization(config):
-        quantization = read_json(Path(folder) / QUANTIZATION_NAME, MAX_CONFIG_BYTES)
-        if not isinstance(quantization, SourceFailure):
-            config = with_quantization(config, quantization)
-        elif quantization.reason is not FailureReason.NOT_FOUND:
-            return quantization
+    config = with_file_beside(config, Path(folder))
+    if isinstance(config, SourceFailure):
+        return config
     index = read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
     if isinstance(index, SourceFailure) and index.reason is not FailureReason.NOT_FOUND:
         return index
@@ -47,6 +44,16 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
         tensors=read_tensors(Path(folder), folder_index),
         assumed_because=assumed_because,
     )
+
+
+def with_file_beside(config: dict[str, Any], folder: Path) -> dict[str, Any] | SourceFailure:
+    """config.json with what hf_quant_config.json in its folder says, where vLLM reads that; blocking."""
+    if not asks_quantization(config):
+        return config
+    quantization = read_json(folder / QUANTIZATION_NAME, MAX_CONFIG_BYTES)
+    if isinstance(quantization, SourceFailure):
+        return config if quantization.reason is FailureReason.NOT_FOUND else quantization
+    return with_quantization(config, quantization)
 
 
 def asks_quantization(config: Mapping[str, Any]) -> bool:
