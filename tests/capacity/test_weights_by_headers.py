@@ -308,6 +308,20 @@ def test_layers_that_only_headers_tell_are_as_vllms_own_classes_create_them(
     assert plan.total_bytes == headers.stored(shapes).total_bytes
 
 
+@pytest.mark.parametrize("flags", [{}, TP2])
+def test_outputs_that_a_checkpoint_holds_as_one_matrix_have_a_scale_each(flags: Config) -> None:
+    config, shapes = checkpoint("ModelOpt mixed")
+    apart = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    fused = {name: each for name, each in shapes.items() if not any(f".{out}." in name for out in apart)}
+    for layer in range(2):
+        fused |= headers.fp8_tensor(f"model.layers.{layer}.self_attn.qkv_proj", 4096 + 2 * 1024, 4096)
+        fused |= headers.nvfp4_modelopt(f"model.layers.{layer}.mlp.gate_up_proj", 2 * 14336, 4096)
+    plan, made = planned(config, fused, flags), planned(config, shapes, flags)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan)
+    assert (plan.stage_bytes, plan.doubt) == (made.stage_bytes, "")
+
+
 @pytest.mark.parametrize("name", ["two groups", "MLP in NVFP4", "ModelOpt mixed", "experts mixed"])
 def test_without_headers_layers_that_only_they_tell_are_unknown(name: str) -> None:
     config, _ = checkpoint(name)

@@ -165,7 +165,10 @@ def _linear_bytes(part: Linear, found: tuple[Found, ...], ranks: Ranks, dtype: s
         outs = part.outs[each.first : each.after]
         full = sum(out.size for out in outs)
         for stored in _counted(each, dtype):
-            if part.row:
+            if math.prod(stored.shape) == 1:
+                # vLLM has one for each output; a checkpoint that holds them as one matrix has one in all.
+                total += stored.size_bytes * len(outs)
+            elif part.row:
                 total += _part_of_inputs(stored, full, part.inputs, tensor)
             else:
                 total += _part_of_outputs(stored, part.inputs, sum(held[each.first : each.after]), full)
