@@ -20,6 +20,12 @@ T = TypeVar("T")
 COMMAND = [sys.executable, "-m", "kvheadroom"]
 
 
+def hear_signals() -> None:
+    """As `preexec_fn`: what runs in the background or under nohup ignores these, and so would what it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Daemon:
     """A running `serve` or `demo`."""
 
@@ -90,6 +96,7 @@ def daemon(
         stderr=subprocess.STDOUT,
         text=True,
         env={**(environment or os.environ), "PYTHONUNBUFFERED": "1"},
+        preexec_fn=hear_signals,
     )
     try:
         yield Daemon(process)

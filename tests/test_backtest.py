@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import COMMAND
+from tests.daemon import COMMAND, hear_signals
 from tests.doubles.http_server import Answer
 from tests.doubles.prometheus_api import Asked, instants, matrix, prometheus_api
 from tests.end_to_end.prometheus_server import Binaries
@@ -111,6 +111,7 @@ def test_ctrl_c_ends_promtool_too_and_leaves_nothing_behind(ending: signal.Signa
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"TMPDIR": str(left)},
+        preexec_fn=hear_signals,
     )
     deadline = time.monotonic() + 60
     while not (ran_as.exists() and ran_as.read_text().strip()):

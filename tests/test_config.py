@@ -107,6 +107,8 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         ("replicas: [{url: 'host:8000'}]", "/c.yaml: replicas[0].url: 'host:8000' is no server's address; write e.g. http://host:8000"),
         ("replicas: [{url: 'http://u:p@h:1'}]", "/c.yaml: replicas[0].url: an address may not hold a user or password: it is shown on pages and in metrics"),
         ("replicas: [{url: 'http://u@h:1'}]", "/c.yaml: replicas[0].url: an address may not hold a user or password: it is shown on pages and in metrics"),
+        ('replicas: [{url: "http://h:1", name: "a\\nb"}]', "/c.yaml: replicas[0].name: a name is one line of characters that can be printed"),
+        ("replicas: [{url: 'http://h h:1/?s3cret'}]", "/c.yaml: replicas[0].url: 'http://h h:1/' is no server's address; write e.g. http://host:8000"),
         ("replicas: [{url: 'http://h:1/?a=b'}]", "/c.yaml: replicas[0].url: an address may not have a query (?...) or fragment (#...)"),
         ("replicas: [{url: 'http://ho st:1'}]", "/c.yaml: replicas[0].url: 'http://ho st:1' is no server's address; write e.g. http://host:8000"),
         ("replicas: [{url: 'http://a..b:1'}]", "/c.yaml: replicas[0].url: 'http://a..b:1' is no server's address; write e.g. http://host:8000"),

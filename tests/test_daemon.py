@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import capture
-from tests.daemon import COMMAND, daemon, wait_for
+from tests.daemon import COMMAND, daemon, hear_signals, wait_for
 from tests.doubles.http_server import Answer, http_server, make_certificate, text_answer
 
 SHIPPED_MODEL = Path(__file__).parents[1] / "exporter" / "kvheadroom" / "recordings" / "tiny-llama"
@@ -423,6 +423,7 @@ def test_ctrl_c_at_any_moment_of_the_start_ends_without_a_traceback() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=hear_signals,
         )
         time.sleep(delay)
         process.send_signal(signal.SIGINT)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.daemon import wait_for
+from tests.daemon import hear_signals, wait_for
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,6 +55,7 @@ def test_the_first_command_ends_in_a_page_that_shows_a_pool(clone: Path) -> None
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_signals,
     )
     try:
         assert process.stdout is not None

@@ -24,7 +24,7 @@ from kvheadroom.lab.recordings import read_entries, read_recording
 from kvheadroom.lab.replay_server import replay
 from kvheadroom.sources.kept_lines import kept_lines
 from tests.conftest import capture
-from tests.daemon import COMMAND, daemon, wait_for
+from tests.daemon import COMMAND, daemon, hear_signals, wait_for
 from tests.doubles.http_server import Answer, http_server, text_answer
 from tests.lab.test_recordings import BAD, SHIPPED
 from tests.test_daemon import SHIPPED_MODEL, models, vllm_answers
@@ -65,7 +65,10 @@ def record(url: str, out: Path, *more: str) -> "subprocess.CompletedProcess[str]
 def recording(url: str, out: Path, *more: str) -> Iterator["subprocess.Popen[str]"]:
     """A recorder that goes on, ended at the end."""
     process = subprocess.Popen(
-        command(url, out, "--interval", "100ms", *more), stderr=subprocess.PIPE, text=True
+        command(url, out, "--interval", "100ms", *more),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_signals,
     )
     try:
         yield process

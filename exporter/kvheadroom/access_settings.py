@@ -27,6 +27,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def without_parameters(address: str) -> str:
+    """An address as it may be shown: what stands behind ? or # may be a key."""
+    return re.split("[?#]", address, maxsplit=1)[0]
+
+
 def base_url(value: str) -> str:
     """A server's address without a trailing slash.
 
@@ -36,7 +41,8 @@ def base_url(value: str) -> str:
     if "@" in value:
         raise ValueError("an address may not hold a user or password: it is shown on pages and in metrics")
     if not _is_address(value):
-        raise ValueError(f"{value[:100]!r} is no server's address; write e.g. http://host:8000")
+        shown = without_parameters(value)[:100]
+        raise ValueError(f"{shown!r} is no server's address; write e.g. http://host:8000")
     parts = urlsplit(value)
     if parts.query or parts.fragment:
         raise ValueError("an address may not have a query (?...) or fragment (#...)")

@@ -39,6 +39,7 @@ from kvheadroom.setting_values import (
     ParallelSize,
     Pod,
     PositiveInt,
+    ReplicaName,
     Shard,
     parse_duration,
     parse_size,
@@ -117,7 +118,7 @@ class ServerFacts(Strict):
 class ReplicaConfig(ServerFacts, AccessSettings):
     """One vLLM server."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    name: ReplicaName | None = None
     pod: Pod | None = None
 
     @property

@@ -106,7 +106,7 @@ class GpuExporters:
             answer = SourceFailure(name, FailureReason.INTERNAL, f"a fault of kvheadroom: {error!r}")
         if isinstance(answer, SourceFailure):
             if answer != exporter.status.failure:
-                log.warning("%s: %s", name, answer.detail)
+                log.warning("%s: %s", name, answer.detail.removeprefix(f"{name}: "))
             exporter.failures[answer.reason] += 1
             answer = replace(exporter.status, failure=answer)
         exporter.status = replace(answer, failures_total=tuple(sorted(exporter.failures.items())))

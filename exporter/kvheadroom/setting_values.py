@@ -97,6 +97,13 @@ def _gpu_name(value: object) -> object:
     )
 
 
+def _name(value: str) -> str:
+    # It stands in logs, and lists of servers may be written by somebody else.
+    if not value.isprintable():
+        raise ValueError("a name is one line of characters that can be printed")
+    return value
+
+
 def _pod(value: str) -> str:
     if not _POD.fullmatch(value):
         raise ValueError(
@@ -135,6 +142,7 @@ ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 ModelPath = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]
 CatalogueGpu = Annotated[str, BeforeValidator(_gpu)]
 GpuNames = Annotated[tuple[GpuName, ...], BeforeValidator(_gpu_list), AfterValidator(_each_once)]
+ReplicaName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_name)]
 Pod = Annotated[str, AfterValidator(_pod)]
 FilePattern = Annotated[str, AfterValidator(_file_pattern)]
 Shard = Annotated[str, BeforeValidator(_shard)]

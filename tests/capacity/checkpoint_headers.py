@@ -44,6 +44,27 @@ def fp8_channels(name: str, out: int, into: int) -> Shapes:
     return {f"{name}.weight": ("F8_E4M3", (out, into)), f"{name}.weight_scale": ("F32", (out, 1))}
 
 
+def in_8_bits(kind: str, scale: str) -> Form:
+    """compressed-tensors: numbers of 8 bits with a scale for each output, which need not be of 32 bits."""
+    return lambda name, out, into: {
+        f"{name}.weight": (kind, (out, into)),
+        f"{name}.weight_scale": (scale, (out, 1)),
+    }
+
+
+def in_blocks(scale: str) -> Form:
+    """compressed-tensors: 8 bits with a scale for each block of 128 x 128."""
+    return lambda name, out, into: {
+        f"{name}.weight": ("F8_E4M3", (out, into)),
+        f"{name}.weight_scale": (scale, (-(-out // 128), -(-into // 128))),
+    }
+
+
+def mxfp8(name: str, out: int, into: int) -> Shapes:
+    """ModelOpt: 8 bits with a scale of 8 bits for 32 of them."""
+    return {f"{name}.weight": ("F8_E4M3", (out, into)), f"{name}.weight_scale": ("U8", (out, into // 32))}
+
+
 def fp8_tensor(name: str, out: int, into: int) -> Shapes:
     """ModelOpt: 8 bits with a scale for all, and one for what comes in."""
     scales = {f"{name}.{each}": ("F32", ()) for each in ("weight_scale", "input_scale")}
@@ -96,13 +117,13 @@ def awq(group: int) -> Form:
     return form
 
 
-def gptq(group: int) -> Form:
-    """4 bits packed along the inputs, with zero points and the order of the inputs."""
+def gptq(group: int, bits: int = 4) -> Form:
+    """Whole numbers packed along the inputs, with zero points and the order of the inputs."""
 
     def form(name: str, out: int, into: int) -> Shapes:
         return {
-            f"{name}.qweight": ("I32", (into // 8, out)),
-            f"{name}.qzeros": ("I32", (into // group, out // 8)),
+            f"{name}.qweight": ("I32", (into * bits // 32, out)),
+            f"{name}.qzeros": ("I32", (into // group, out * bits // 32)),
             f"{name}.scales": ("F16", (into // group, out)),
             f"{name}.g_idx": ("I32", (into,)),
         }

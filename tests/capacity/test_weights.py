@@ -33,7 +33,7 @@ ROWS: list[dict[str, Any]] = [
 CHECKPOINTS: dict[str, Any] = json.loads((Path(__file__).parent / "checkpoints.json").read_text())
 
 # What this version answers, of all rows. Raise the numbers when more is modelled.
-ANSWERED = {"exact": 3010, "near": 9, "unknown": 156}
+ANSWERED = {"exact": 3011, "near": 9, "unknown": 155}
 # Bytes of a quantized checkpoint may be off by so much: scales of experts that other ranks hold, padding of kernels.
 NEAR = 0.01
 LLAMA = "llama31-8b-tp1-h100"

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import EngineFacts, TensorInventory
+from kvheadroom.capacity.facts import Draft, EngineFacts, TensorInventory
 from kvheadroom.capacity.families.multimodal import text_section
+from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.model_config import ModelConfig
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.settings_resolution import compute_dtype
@@ -73,12 +74,19 @@ def whole_numbers(bits: int, group: int) -> Config:
 
 FP8_CHANNELS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+INT8_CHANNELS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
 PER_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
 
 def groups(*pairs: tuple[str, Config], ignore: tuple[str, ...] = ()) -> Config:
     """compressed-tensors with a scheme for each group of layers."""
-    inputs = {"channel": PER_TOKEN, "tensor_group": {**NVFP4, "dynamic": "local"}, "group": None}
+    inputs: dict[str, Config | None] = {
+        "channel": PER_TOKEN,
+        "tensor_group": {**NVFP4, "dynamic": "local"},
+        "group": None,
+        "block": {**PER_TOKEN, "strategy": "group", "group_size": 128},
+    }
     return {
         "quant_method": "compressed-tensors",
         "format": "mixed-precision",
@@ -87,9 +95,10 @@ def groups(*pairs: tuple[str, Config], ignore: tuple[str, ...] = ()) -> Config:
             f"group_{number}": {
                 "targets": [target],
                 "weights": weights,
-                "input_activations": inputs[weights["strategy"]],
+                "input_activations": taken and {**taken, "type": weights["type"]},
             }
             for number, (target, weights) in enumerate(pairs)
+            for taken in (inputs[weights["strategy"]],)
         },
     }
 
@@ -127,6 +136,21 @@ CHECKPOINTS: dict[str, tuple[Config, Config, Callable[[str], Form]]] = {
         ),
         by(("down_proj", headers.packed(8, 128)), ("mlp", headers.packed(4, 128))),
     ),
+    "scales in 16 bits": (
+        LLAMA,
+        groups(("re:.*mlp.*", whole_numbers(4, 128)), ("re:.*self_attn.*", FP8_CHANNELS)),
+        by(("mlp", headers.packed(4, 128)), ("self_attn", headers.in_8_bits("F8_E4M3", "BF16"))),
+    ),
+    "scales of blocks in 16 bits": (
+        LLAMA,
+        groups(("re:.*mlp.*", BLOCKS), ("re:.*self_attn.*", whole_numbers(4, 128))),
+        by(("mlp", headers.in_blocks("BF16")), ("self_attn", headers.packed(4, 128))),
+    ),
+    "ModelOpt's MXFP8": (
+        LLAMA,
+        {"quant_method": "modelopt", "quant_algo": "MXFP8", "exclude_modules": ["lm_head"]},
+        by(("layers", headers.mxfp8)),
+    ),
     "ModelOpt mixed": (
         LLAMA,
         MIXED,
@@ -146,6 +170,36 @@ CHECKPOINTS: dict[str, tuple[Config, Config, Callable[[str], Form]]] = {
         EXPERTS,
         groups(("re:.*experts.*", NVFP4), ("re:.*self_attn.*", FP8_CHANNELS), ignore=("re:.*mlp.gate$",)),
         by(("experts", headers.nvfp4), ("self_attn", headers.fp8_channels)),
+    ),
+    "experts with scales in 16 bits": (
+        EXPERTS,
+        groups(
+            ("re:.*experts.*", FP8_CHANNELS),
+            ("re:.*self_attn.*", whole_numbers(4, 128)),
+            ignore=("re:.*mlp.gate$",),
+        ),
+        by(("experts", headers.in_8_bits("F8_E4M3", "BF16")), ("self_attn", headers.packed(4, 128))),
+    ),
+    "experts in whole numbers of 8 bits": (
+        EXPERTS,
+        {**groups(("Linear", INT8_CHANNELS), ignore=("re:.*mlp.gate$",)), "format": "int-quantized"},
+        lambda name: (
+            headers.plain()
+            if name.endswith("mlp.gate") or "layers" not in name
+            else headers.in_8_bits("I8", "BF16")
+        ),
+    ),
+    "experts packed in 8 bits": (
+        EXPERTS,
+        {**groups(("Linear", whole_numbers(8, 128)), ignore=("re:.*mlp.gate$",)), "format": "pack-quantized"},
+        lambda name: (
+            headers.plain() if name.endswith("mlp.gate") or "layers" not in name else headers.packed(8, 128)
+        ),
+    ),
+    "experts in GPTQ of 8 bits": (
+        EXPERTS,
+        {**GPTQ, "bits": 8},
+        lambda name: F16 if name.endswith("mlp.gate") or "layers" not in name else headers.gptq(128, 8),
     ),
     "experts in 4 bits": (
         EXPERTS,
@@ -178,6 +232,21 @@ CREATED: list[tuple[str, Config, int]] = [
     ("two groups", {}, 2367021156),
     ("two groups", TP2, 1183547492),
     ("two groups", TP4, 591810660),
+    ("scales in 16 bits", {}, 2367021156),
+    ("scales in 16 bits", TP2, 1183547492),
+    ("scales of blocks in 16 bits", {}, 2497048676),
+    ("scales of blocks in 16 bits", TP2, 1248544868),
+    ("ModelOpt's MXFP8", {}, 2551226384),
+    ("ModelOpt's MXFP8", TP2, 1275633680),
+    ("experts with scales in 16 bits", {}, 1415730276),
+    ("experts with scales in 16 bits", TP2, 708072548),
+    ("experts with scales in 16 bits", SPREAD, 707941476),
+    ("experts in whole numbers of 8 bits", {}, 1434072100),
+    ("experts in whole numbers of 8 bits", TP2, 717251620),
+    ("experts packed in 8 bits", {}, 1436505444),
+    ("experts packed in 8 bits", TP2, 718329188),
+    ("experts in GPTQ of 8 bits", {}, 1438209024),
+    ("experts in GPTQ of 8 bits", TP2, 719246336),
     ("MLP in NVFP4", {}, 2467340372),
     ("MLP in NVFP4", TP2, 1233690708),
     ("4 and 8 bits", {}, 2509545572),
@@ -218,7 +287,7 @@ def planned(
 
 def checkpoint(name: str) -> tuple[Config, Shapes]:
     model, scheme, form_of = CHECKPOINTS[name]
-    dtype = "F16" if scheme in (AWQ, GPTQ) else "BF16"
+    dtype = "F16" if scheme["quant_method"] in ("awq", "gptq") else "BF16"
     config = {
         **model,
         "quantization_config": scheme,
@@ -237,6 +306,20 @@ def test_layers_that_only_headers_tell_are_as_vllms_own_classes_create_them(
     assert plan.stage_bytes == (created,)
     assert (plan.basis, plan.doubt) == ("headers", "")
     assert plan.total_bytes == headers.stored(shapes).total_bytes
+
+
+@pytest.mark.parametrize("flags", [{}, TP2])
+def test_outputs_that_a_checkpoint_holds_as_one_matrix_have_a_scale_each(flags: Config) -> None:
+    config, shapes = checkpoint("ModelOpt mixed")
+    apart = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    fused = {name: each for name, each in shapes.items() if not any(f".{out}." in name for out in apart)}
+    for layer in range(2):
+        fused |= headers.fp8_tensor(f"model.layers.{layer}.self_attn.qkv_proj", 4096 + 2 * 1024, 4096)
+        fused |= headers.nvfp4_modelopt(f"model.layers.{layer}.mlp.gate_up_proj", 2 * 14336, 4096)
+    plan, made = planned(config, fused, flags), planned(config, shapes, flags)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan)
+    assert (plan.stage_bytes, plan.doubt) == (made.stage_bytes, "")
 
 
 @pytest.mark.parametrize("name", ["two groups", "MLP in NVFP4", "ModelOpt mixed", "experts mixed"])
@@ -324,6 +407,7 @@ def test_tensors_under_vllms_own_names_are_found_in_every_architecture(*, fused:
         text, whole = text_section(model.architecture, files.config), ModelConfig(files.config)
         blueprint = BUILDS[model.architecture](Model(text, whole, model.stack, compute_dtype(known, model)))
         shapes = headers.of_blueprint(blueprint, read_scheme(whole, text), dtype=dtype, fused=fused)
+        shapes["mtp.layers.0.w"] = (dtype, (1,))
         made = plan_weights(known)
         plan = plan_weights(replace(known, model_files=replace(files, tensors=headers.stored(shapes))))
         assert isinstance(made, WeightPlan)
@@ -374,6 +458,130 @@ def test_a_shared_expert_as_large_as_the_others_packed_is_not_taken_for_them() -
         assert isinstance(plan, WeightPlan), plan
         assert isinstance(made, WeightPlan), made
         assert (plan.stage_bytes, plan.doubt) == (made.stage_bytes, "")
+
+
+PACKED = groups(("Linear", whole_numbers(4, 128)))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "why"),
+    [
+        (groups(("Linear", {**whole_numbers(4, 128), "actorder": "group"})), "activation order 'group'"),
+        (groups(("Linear", {**whole_numbers(4, 128), "actorder": "dynamic"})), "activation order 'dynamic'"),
+        (
+            {**PACKED, "sparsity_config": {"format": "sparse-24-bitmask", "targets": ["Linear"]}},
+            "with sparsity",
+        ),
+        ({**GPTQ, "desc_act": True}, "GPTQ with `desc_act`"),
+    ],
+)
+def test_a_checkpoint_that_vllm_refuses_is_not_counted_by_its_headers(scheme: Config, why: str) -> None:
+    config = {**LLAMA, "quantization_config": scheme}
+    said = planned(config, headers.decoder(config, by(("layers", headers.packed(4, 128)))))
+    assert str(said).startswith("vLLM takes no ")
+    assert why in str(said)
+
+
+@pytest.mark.parametrize("order", ["weight", "static"])
+def test_an_order_of_activations_that_needs_no_index_changes_nothing(order: str) -> None:
+    ordered = groups(("Linear", {**whole_numbers(4, 128), "actorder": order}))
+    plans = [
+        planned({**LLAMA, "quantization_config": {**scheme, "format": "pack-quantized"}}, None, TP2)
+        for scheme in (PACKED, ordered)
+    ]
+    assert isinstance(plans[0], WeightPlan)
+    assert plans[1] == plans[0]
+
+
+def test_gptq_with_desc_act_and_one_group_is_gptq_without() -> None:
+    gptq = {**LLAMA, "quantization_config": {**GPTQ, "group_size": -1}}
+    ordered = {**LLAMA, "quantization_config": {**GPTQ, "group_size": -1, "desc_act": True}}
+    assert isinstance(planned(gptq, None), WeightPlan)
+    assert planned(ordered, None) == planned(gptq, None)
+
+
+TP8 = {"tensor_parallel_size": 8}
+BY_BLOCKS = {**groups(("Linear", BLOCKS)), "format": "float-quantized"}
+BLOCKS_AND_PACKED = groups(("re:.*mlp.*", BLOCKS), ("re:.*self_attn.*", whole_numbers(4, 128)))
+
+
+@pytest.mark.parametrize(
+    ("inner", "heads", "scheme", "flags", "why"),
+    [
+        # 11008 / 4 = 2752 = 21.5 x 128: vLLM's "input_size_per_partition = 2752 is not divisible by ... block_k = 128".
+        (11008, 8, FP8, TP4, "its inputs (2752) are no multiple of the 128 that share a scale"),
+        # Outputs of several in one: only where config.json has no `weight_block_size`.
+        (14336, 4, BY_BLOCKS, TP8, "its outputs (64) are no multiple of the 128 that share a scale"),
+        (11008, 8, BLOCKS_AND_PACKED, TP4, "would cut a block of model.layers.0.mlp."),
+    ],
+)
+def test_a_slice_that_cuts_a_block_of_scales_is_refused_as_by_vllm(
+    inner: int, heads: int, scheme: Config, flags: Config, why: str
+) -> None:
+    config = {
+        **LLAMA,
+        "intermediate_size": inner,
+        "num_key_value_heads": heads,
+        "head_dim": 128 if heads == LLAMA["num_key_value_heads"] else 64,
+        "quantization_config": scheme,
+    }
+    packed = headers.packed(4, 128) if scheme is BLOCKS_AND_PACKED else headers.in_blocks("F32")
+    shapes = headers.decoder(config, by(("mlp", headers.in_blocks("F32")), ("layers", packed)))
+    assert why in str(planned(config, shapes, flags))
+    assert isinstance(planned(config, shapes), WeightPlan)
+
+
+def test_outputs_of_several_in_one_may_cut_a_block_where_config_json_has_its_size() -> None:
+    config = {**LLAMA, "num_key_value_heads": 4, "head_dim": 64, "quantization_config": FP8}
+    assert isinstance(planned(config, None, TP4), WeightPlan)
+
+
+def test_the_scales_of_caches_are_not_counted_with_the_matrix_that_they_stand_beside() -> None:
+    config, shapes = checkpoint("two groups")
+    for layer in range(2):
+        for each in "kv":
+            shapes[f"model.layers.{layer}.self_attn.{each}_proj.{each}_scale"] = ("F32", ())
+    plan = planned(config, shapes)
+    assert isinstance(plan, WeightPlan), plan
+    assert (plan.stage_bytes, plan.doubt) == ((2367021156,), "")
+
+
+def test_modelopts_own_file_tells_what_a_named_method_does() -> None:
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    own_file = {"producer": {"name": "modelopt", "version": "0.23.0"}, "quantization": said}
+    plans = [
+        planned({**LLAMA, "quantization_config": scheme}, None, TP2)
+        for scheme in (own_file, {**own_file, "quant_method": "modelopt"})
+    ]
+    assert isinstance(plans[0], WeightPlan), plans[0]
+    assert plans[0] == plans[1]
+    known = facts(config={**LLAMA, "quantization_config": own_file}, gpu="H100")
+    layout = plan_layout(known)
+    assert isinstance(layout, KvLayout)
+    assert layout.kv_dtype == "fp8_e4m3"
+
+
+def with_files(config: Config, shapes: Shapes, flags: Mapping[str, Any]) -> EngineFacts:
+    known = facts(config=config, flags=flags, gpu="H100", weights_bytes=headers.stored(shapes).total_bytes)
+    assert known.model_files is not None
+    return replace(known, model_files=replace(known.model_files, tensors=headers.stored(shapes)))
+
+
+def test_no_even_share_is_made_of_what_vllm_refuses() -> None:
+    config = {
+        **LLAMA,
+        "quantization_config": groups(("Linear", {**whole_numbers(4, 128), "actorder": "group"})),
+    }
+    shapes = headers.decoder(config, by(("layers", headers.packed(4, 128))))
+    said = weights_of(with_files(config, shapes, TP2))
+    assert said == "vLLM takes no compressed-tensors checkpoint with the activation order 'group' any more"
+
+
+def test_an_even_share_of_a_checkpoint_that_config_json_contradicts_is_doubted() -> None:
+    weights = weights_of(with_files(LLAMA, headers.decoder(LLAMA, by(("mlp", headers.nvfp4))), TP2))
+    assert isinstance(weights, RankWeights)
+    assert weights.plan is None
+    assert weights.doubt.startswith("model.layers.0.mlp.gate_up_proj is stored in U8")
 
 
 def test_another_vocabulary_is_told_with_what_does_not_fit() -> None:
@@ -457,6 +665,42 @@ def test_packed_or_scaled_layers_of_a_plain_config_json_are_unknown(form: Form) 
     said = str(planned(LLAMA, headers.decoder(LLAMA, by(("mlp", form)))))
     assert said.startswith("model.layers.0.mlp.gate_up_proj is stored in ")
     assert said.endswith(", and by config.json vLLM makes it in the model's own dtype")
+
+
+def test_a_tensor_that_is_missing_is_told_though_the_sums_agree() -> None:
+    shapes = headers.decoder(LLAMA, by())
+    del shapes["model.norm.weight"]
+    plan, made = planned(LLAMA, shapes), planned(LLAMA, None)
+    assert isinstance(plan, WeightPlan), plan
+    assert isinstance(made, WeightPlan)
+    assert plan.stage_bytes == made.stage_bytes
+    assert plan.doubt == (
+        "no tensor of its size for 1 of its parts: model.norm.weight; the sums agree within 1%"
+    )
+
+
+def test_multi_token_prediction_that_the_checkpoint_has_not_is_told_where_it_would_be_loaded() -> None:
+    known = next(
+        each
+        for row in ROWS
+        if (each := facts_of(row)).draft.method == "mtp"
+        and not row["expected"].get("refused")
+        and isinstance(plan_weights(each), WeightPlan)
+    )
+    assert known.model is not None
+    assert known.model_files is not None
+
+    def doubt(facts: EngineFacts, *names: str) -> str:
+        assert facts.model_files is not None
+        tensors = TensorInventory(sizes=dict.fromkeys(("model.embed_tokens.weight", *names)))
+        plan = plan_weights(replace(facts, model_files=replace(facts.model_files, tensors=tensors)))
+        assert isinstance(plan, WeightPlan)
+        return plan.doubt
+
+    beyond = f"model.layers.{known.model.num_layers}.mlp.w"
+    assert doubt(known).startswith("the checkpoint has no layer of multi-token prediction")
+    assert doubt(known, beyond) == ""
+    assert doubt(replace(known, draft=Draft())) == ""
 
 
 def test_what_does_not_fit_is_told_though_the_sums_agree() -> None:

@@ -52,6 +52,13 @@ def listed(*targets: str, **labels: str) -> str:
     return json.dumps([{"targets": targets, "labels": labels}])
 
 
+@pytest.mark.parametrize("target", ["h:1?token=s3cret", "h:1#s3cret", "h h:1?s3cret", "u:s3cret@h:1"])
+def test_what_may_be_a_key_in_a_target_is_not_shown(tmp_path: Path, target: str) -> None:
+    (tmp_path / "a.json").write_text(listed(target))
+    (sentence,) = find(source(tmp_path / "a.json")).left_out
+    assert "s3cret" not in sentence
+
+
 def test_json_and_yaml_of_prometheus_are_read_and_the_template_stands_under_each(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(
         '[{"targets": ["gpu-1:8000", "10.0.0.2:8000"], "labels": {"team": "search", "__meta_x": "dropped"}},'
@@ -100,6 +107,7 @@ def test_json_and_yaml_of_prometheus_are_read_and_the_template_stands_under_each
         ("gpu-1:port", {}, "url: 'http://gpu-1:port' is no server's address"),
         ("", {}, "url: 'http://' is no server's address"),
         ("gpu 1:8000", {}, "is no server's address"),
+        ("gpu-1:8000", {"__replica__": "a\nERROR b"}, "a name is one line of characters that can be printed"),
         ("gpu-1:8000", {"__scheme__": "ftp"}, "the label `__scheme__` is http or https"),
         ("gpu-1:8000", {"__metrics_path__": "/stats"}, "begins with / and ends with /metrics"),
         ("gpu-1:8000", {"__metrics_path__": "/x?y=/metrics"}, "an address may not have a query"),
@@ -377,18 +385,22 @@ def test_a_file_that_changes_while_it_is_looked_at_is_not_taken_yet(
 def test_a_dead_mount_under_the_files_ends_the_question_at_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mount, readings = threading.Event(), []
+    mount = threading.Event()
+    readings: list[Path] = []
 
     def hangs(path: Path) -> str:
-        readings.append(path)
+        # Threads that another test left waiting come here too.
+        if path == file:
+            readings.append(path)
         mount.wait(30)
         return listed("h:1")
 
+    file = tmp_path / "a.json"
     monkeypatch.setattr(module, "read_small_file", hangs)
     monkeypatch.setattr(module, "READ_SECONDS", 0.1)
 
     async def run() -> None:
-        discovery = source(tmp_path / "a.json")
+        discovery = source(file)
         for _ in range(3):
             found = await discovery.find(anew=False)
             assert names(found) is None

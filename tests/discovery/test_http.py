@@ -101,6 +101,7 @@ def redirects(request: BaseHTTPRequestHandler) -> None:
         (text_answer(b"\xff\xfe"), "bad_answer", "the answer is not UTF-8 text"),
         (text_answer('{"targets": []}'), "bad_answer", "the answer is no list of target groups"),
         (text_answer(""), "bad_answer", "the answer is no valid JSON"),
+        (text_answer("9" * 5000), "bad_answer", "it holds a number of too many digits"),
     ],
 )
 def test_a_page_that_fails_gives_no_list_and_a_sentence_without_its_query(

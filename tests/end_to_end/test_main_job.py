@@ -295,6 +295,7 @@ def test_when_vllm_ends_its_source_is_down_within_a_tick_and_its_numbers_go_afte
     assert left == {
         "kvheadroom_source_up",
         "kvheadroom_source_failures_total",
+        "kvheadroom_replica_info",
         "kvheadroom_replica_state",
         "kvheadroom_replica_restarts_total",
     }

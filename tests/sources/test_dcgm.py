@@ -7,7 +7,7 @@ import pytest
 
 from kvheadroom.capacity.gpus import GpuFailure
 from kvheadroom.capacity.remote_gpus import Pod, RemoteGpu
-from kvheadroom.sources.dcgm import MAX_GPUS, OLD_SECONDS, NoGpusError, parse_dcgm_page
+from kvheadroom.sources.dcgm import MAX_GPUS, MAX_PODS, OLD_SECONDS, NoGpusError, parse_dcgm_page
 from tests.dcgm_pages import H200, gpu, h200, page, series
 
 NOW = 1_795_990_000.0
@@ -23,6 +23,27 @@ def only(text: str) -> RemoteGpu:
     (found,), failures = read(text)
     assert failures == ()
     return found
+
+
+def test_names_that_an_exporter_tells_are_short_and_can_be_printed() -> None:
+    found = only(
+        page(
+            gpu(
+                series(ONE, name="\x1b[31mH200\\nx", pod="p" * 1000, namespace="n", Hostname="h" * 1000),
+                **H200,
+            )
+        )
+    )
+    assert found.name == "\N{REPLACEMENT CHARACTER}[31mH200\N{REPLACEMENT CHARACTER}x"
+    assert found.host == "h" * 200
+    assert found.pods == (Pod("n", "p" * 200),)
+
+
+def test_a_gpu_that_is_told_to_be_of_endless_pods_is_of_some() -> None:
+    text = "".join(
+        page(gpu(series(ONE, pod=f"p{number}", namespace="n"), **H200)) for number in range(MAX_PODS + 100)
+    )
+    assert len(only(text).pods) == MAX_PODS
 
 
 def test_a_gpu_is_read_in_bytes_and_its_total_is_the_sum_of_what_is_reserved_used_and_free() -> None:

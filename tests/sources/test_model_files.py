@@ -30,6 +30,25 @@ def test_config_and_total_size_are_read(tmp_path: Path) -> None:
     assert files == ModelFiles(folder=folder, config={"a": 1}, weights_bytes=16060522496)
 
 
+def test_how_modelopt_quantized_is_read_from_a_file_of_its_own(tmp_path: Path) -> None:
+    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(told))
+    files = read_model_files(folder_with(tmp_path, {"a": 1}))
+    assert isinstance(files, ModelFiles)
+    assert files.config == {"a": 1, "quantization_config": told}
+    own = {"quantization_config": {"quant_method": "fp8"}}
+    files = read_model_files(folder_with(tmp_path, own))
+    assert isinstance(files, ModelFiles)
+    assert files.config == own
+
+
+def test_a_broken_file_of_modelopt_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text("{")
+    failure = read_model_files(folder_with(tmp_path, {"a": 1}))
+    assert isinstance(failure, SourceFailure)
+    assert "hf_quant_config.json" in failure.detail
+
+
 @pytest.mark.parametrize("index", [{}, {"metadata": {}}, {"metadata": 5}, {"metadata": {"total_size": True}}])
 def test_an_index_without_a_total_size_gives_no_weights(tmp_path: Path, index: Any) -> None:
     files = read_model_files(folder_with(tmp_path, {"a": 1}, index))

@@ -19,6 +19,7 @@ from tests.sources.safetensors_files import file_bytes, header_of
 TOKEN = "hf_a-token-that-nobody-may-see"
 MODEL = HubName("zai-org/GLM-5.3")
 CONFIG = "/zai-org/GLM-5.3/resolve/main/config.json"
+QUANTIZATION = "/zai-org/GLM-5.3/resolve/main/hf_quant_config.json"
 INDEX = "/zai-org/GLM-5.3/resolve/main/model.safetensors.index.json"
 
 SINGLE = "/zai-org/GLM-5.3/resolve/main/model.safetensors"
@@ -64,8 +65,29 @@ def test_a_model_comes_with_its_config_and_the_total_of_its_index() -> None:
         folder="zai-org/GLM-5.3@main", config={"architectures": ["X"]}, weights_bytes=464_115_778_000,
         tensors=TensorInventory(sizes={"a": None}), shards={"a": "1.safetensors"},
     )  # fmt: skip
-    assert [path for path, _ in seen] == [CONFIG, INDEX]
+    assert [path for path, _ in seen] == [CONFIG, QUANTIZATION, INDEX]
     assert {headers["Authorization"] for _, headers in seen} == {f"Bearer {TOKEN}"}
+
+
+def test_how_modelopt_quantized_is_read_from_a_file_of_its_own() -> None:
+    told = {"quantization": {"quant_algo": "FP8"}}
+    answers = {CONFIG: json_answer({"a": 1}), QUANTIZATION: json_answer(told)}
+    with http_server(answers) as (endpoint, _):
+        files = fetch_model_files(hub(endpoint), MODEL)
+    assert isinstance(files, ModelFiles)
+    assert files.config == {"a": 1, "quantization_config": told}
+
+
+def test_a_config_that_tells_it_is_asked_for_no_other_file() -> None:
+    answers = {CONFIG: json_answer({"quantization_config": {"quant_method": "fp8"}})}
+    with http_server(answers) as (endpoint, seen):
+        fetch_model_files(hub(endpoint), MODEL)
+    assert QUANTIZATION not in [path for path, _ in seen]
+
+
+def test_a_hub_that_does_not_give_that_file_is_told() -> None:
+    broken = with_headers({}, status=500)
+    assert "hf_quant_config.json" in failure({CONFIG: json_answer({}), QUANTIZATION: broken}).detail
 
 
 def test_without_a_token_none_is_sent() -> None:

@@ -50,6 +50,14 @@ def test_a_config_file_alone_is_enough_for_the_config(tmp_path: Path) -> None:
     assert (located.files.config, located.files.weights_bytes) == ({"architectures": ["X"]}, None)
 
 
+def test_what_modelopt_says_beside_a_config_file_is_taken_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"architectures": ["X"]}')
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    located = found(str(path), {}, tmp_path)
+    assert located.files.config["quantization_config"] == {"quantization": {"quant_algo": "FP8"}}
+
+
 @pytest.mark.parametrize(
     "variable", ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", None]
 )

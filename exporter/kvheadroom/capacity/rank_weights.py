@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.weights import WeightPlan, headers_may_tell, plan_weights
-from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint, another_checkpoint
+from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint, RefusedByVllm, another_checkpoint
 
 TOLERANCE = 0.01
 """A checkpoint that differs more from what its config.json makes is stored in another way than config.json says; files may
@@ -39,6 +39,8 @@ def weights_of(facts: EngineFacts) -> RankWeights | str | None:
     if isinstance(plan, WeightPlan):
         basis = {"headers": "the files' headers", "index": "the index", "config": "config.json"}[plan.basis]
         return RankWeights(plan.stage_bytes, plan, f"tensor by tensor, by {basis}", doubt=plan.doubt)
+    if isinstance(plan, RefusedByVllm):
+        return plan
     if said is None:
         return None
     if facts.pipeline_parallel_size.value > 1:

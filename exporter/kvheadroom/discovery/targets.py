@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvheadroom.access_settings import without_parameters
 from kvheadroom.capacity.discovery import checked_labels
 from kvheadroom.config import ConfigError, ReplicaConfig, ReplicaTemplate, replica_of
 from kvheadroom.sources.target_groups import TargetGroup
@@ -74,6 +75,6 @@ def _own(target: str, labels: dict[str, str], template: ReplicaTemplate) -> dict
 
 
 def _shown(target: str) -> str:
-    """A target as it may be shown: without what could be a password."""
-    plain = target.rpartition("@")[2]
+    """A target as it may be shown: without what could be a password or a key."""
+    plain = without_parameters(target.rpartition("@")[2])
     return repr(plain[:MAX_SHOWN])

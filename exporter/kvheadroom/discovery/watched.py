@@ -201,7 +201,7 @@ class Discoveries:
         """Say what changed, once."""
         name, before = source.discovery.name, source.status
         if found.failure is not None and found.failure != before.failure:
-            log.warning("%s: %s", name, one_line(found.failure.detail))
+            log.warning("%s: %s", name, one_line(found.failure.detail.removeprefix(f"{name}: ")))
         if found.replicas is not None:
             tell_left_out(name, before.left_out, (*found.left_out, *faults))
         if targets is source.targets:

@@ -41,6 +41,11 @@ _NAMES = {
     "dcgm_gpu_temp": "temperature",
 }
 _LINE = re.compile(rb"^(" + "|".join(_NAMES).encode() + rb")(?![a-zA-Z0-9_:])([^\n]*)$", re.MULTILINE)
+MAX_TEXT = 200
+"""Characters of a name that the page tells; it becomes a label of our own series."""
+MAX_PODS = 512
+"""That one GPU is taken to be shared by."""
+_INSTANCE = re.compile(r"[0-9]{0,5}")
 _UUID = re.compile(r"GPU-[0-9a-fA-F-]{1,60}")
 
 
@@ -71,7 +76,7 @@ def parse_dcgm_page(
     found: dict[tuple[str, str], _Samples] = {}
     for name, labels, value, at in _lines(body):
         key = (labels.get("UUID") or labels.get("uuid", ""), labels.get("GPU_I_ID", ""))
-        if not _UUID.fullmatch(key[0]) or not (key[1].isdecimal() or key[1] == ""):
+        if not _UUID.fullmatch(key[0]) or not _INSTANCE.fullmatch(key[1]):
             continue
         samples = found.setdefault(key, _Samples(labels))
         if len(found) > MAX_GPUS:
@@ -115,8 +120,8 @@ def _add(samples: _Samples, name: str, labels: Mapping[str, str], value: float, 
         (samples.pods, "namespace", "pod"),
         (samples.pods, "pod_namespace", "pod_name"),
     ):
-        if labels.get(pod):
-            pods.add(Pod(labels.get(namespace, ""), labels[pod]))
+        if labels.get(pod) and len(pods) < MAX_PODS:
+            pods.add(Pod(_text(labels.get(namespace, "")), _text(labels[pod])))
     if at is not None:
         samples.oldest_at = min(samples.oldest_at, at)
     if name == "used" and "vgpu" in labels:
@@ -158,9 +163,9 @@ def _gpu(uuid: str, instance: str, samples: _Samples, source: str, now: float) -
     return RemoteGpu(
         gpu=gpu,
         source=source,
-        name=samples.labels.get("modelName") or "NVIDIA GPU",
+        name=_text(samples.labels.get("modelName", "")) or "NVIDIA GPU",
         index=int(index) if index.isdecimal() and len(index) < 6 else None,
-        host=samples.labels.get("Hostname") or samples.labels.get("hostname"),
+        host=_text(samples.labels.get("Hostname") or samples.labels.get("hostname") or "") or None,
         total_bytes=total,
         reserved_bytes=numbers.get("reserved"),
         used_bytes=used,
@@ -171,6 +176,11 @@ def _gpu(uuid: str, instance: str, samples: _Samples, source: str, now: float) -
         pods=tuple(sorted(samples.pods)),
         last_xid=int(xids.pop()) if len(xids) == 1 else None,
     )
+
+
+def _text(told: str) -> str:
+    """A name of somebody else's as it may stand in labels and on a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in told[:MAX_TEXT])
 
 
 def _total(numbers: Mapping[str, int]) -> tuple[int | None, str | None]:

@@ -2,7 +2,7 @@
 
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from kvheadroom.sources.weight_files import INDEX_NAME, read_weight_files
 
 SOURCE = "model_files"
 CONFIG_NAME = "config.json"
+QUANTIZATION_NAME = "hf_quant_config.json"
 ADAPTER_NAME = "adapter_config.json"
 MAX_FOLDERS_UNDER_WAY = 4
 MAX_CONFIG_BYTES = 16 * 1024**2
@@ -26,6 +27,9 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
     config = read_json(Path(folder) / CONFIG_NAME, MAX_CONFIG_BYTES)
     if isinstance(config, SourceFailure):
         return _explained(Path(folder), config)
+    config = with_file_beside(config, Path(folder))
+    if isinstance(config, SourceFailure):
+        return config
     index = read_json(Path(folder) / INDEX_NAME, MAX_INDEX_BYTES)
     if isinstance(index, SourceFailure) and index.reason is not FailureReason.NOT_FOUND:
         return index
@@ -41,6 +45,29 @@ def read_model_files(folder: str, assumed_because: str = "") -> ModelFiles | Sou
         tensors=read_tensors(Path(folder), folder_index),
         assumed_because=assumed_because,
     )
+
+
+def with_file_beside(config: dict[str, Any], folder: Path) -> dict[str, Any] | SourceFailure:
+    """config.json with what hf_quant_config.json in its folder says, where vLLM reads that; blocking."""
+    if not asks_quantization(config):
+        return config
+    quantization = read_json(folder / QUANTIZATION_NAME, MAX_CONFIG_BYTES)
+    if isinstance(quantization, SourceFailure):
+        return config if quantization.reason is FailureReason.NOT_FOUND else quantization
+    return with_quantization(config, quantization)
+
+
+def asks_quantization(config: Mapping[str, Any]) -> bool:
+    """Whether vLLM looks into hf_quant_config.json, where older releases of ModelOpt say how they quantized.
+
+    `get_config`, transformers_utils/config.py.
+    """
+    return config.get("quantization_config") is None
+
+
+def with_quantization(config: Mapping[str, Any], quantization: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json as vLLM takes it where hf_quant_config.json stands beside it."""
+    return {**config, "quantization_config": quantization}
 
 
 class ModelFilesReader:

@@ -18,7 +18,14 @@ from kvheadroom.capacity.facts import ModelFiles, StoredTensor, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources.blocking_requests import innermost, unchanged, within
 from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
-from kvheadroom.sources.model_files import CONFIG_NAME, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
+from kvheadroom.sources.model_files import (
+    CONFIG_NAME,
+    MAX_CONFIG_BYTES,
+    MAX_INDEX_BYTES,
+    QUANTIZATION_NAME,
+    asks_quantization,
+    with_quantization,
+)
 from kvheadroom.sources.safetensors import inventory, named_tensors, shards_of
 from kvheadroom.sources.safetensors_header import (
     LENGTH_BYTES,
@@ -54,6 +61,12 @@ def fetch_model_files(
     config = hub.fetch_json(CONFIG_NAME, MAX_CONFIG_BYTES)
     if isinstance(config, SourceFailure):
         return config
+    if asks_quantization(config):
+        quantization = hub.fetch_json(QUANTIZATION_NAME, MAX_CONFIG_BYTES)
+        if not isinstance(quantization, SourceFailure):
+            config = with_quantization(config, quantization)
+        elif quantization.reason is not FailureReason.NOT_FOUND:
+            return quantization
     index = hub.fetch_json(INDEX_NAME, MAX_INDEX_BYTES)
     where: Mapping[str, str] = {}
     if not isinstance(index, SourceFailure):

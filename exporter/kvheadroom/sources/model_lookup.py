@@ -14,7 +14,13 @@ from kvheadroom.sources.hub_environment import (
     parse_hub_name,
     read_hub_environment,
 )
-from kvheadroom.sources.model_files import MAX_CONFIG_BYTES, SOURCE, read_json, read_model_files
+from kvheadroom.sources.model_files import (
+    MAX_CONFIG_BYTES,
+    SOURCE,
+    read_json,
+    read_model_files,
+    with_file_beside,
+)
 from kvheadroom.sources.weight_files import TOLERANCE, another_total
 
 
@@ -38,6 +44,8 @@ def find_model(text: str, environment: Mapping[str, str], home: Path) -> Located
         return _in_folder(path, f"the folder {path}")
     if is_file and path.suffix == ".json":
         config = read_json(path, MAX_CONFIG_BYTES)
+        if not isinstance(config, SourceFailure):
+            config = with_file_beside(config, path.parent)
         if isinstance(config, SourceFailure):
             return config
         return LocatedModel(ModelFiles(folder=str(path), config=config), f"the file {path}")

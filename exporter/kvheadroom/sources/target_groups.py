@@ -61,6 +61,10 @@ def _json(text: str) -> Any:
         ) from error
     except RecursionError as error:
         raise BadTargetsError("is nested too deeply") from error
+    except BadTargetsError:
+        raise
+    except ValueError as error:
+        raise BadTargetsError("is no list of target groups: it holds a number of too many digits") from error
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

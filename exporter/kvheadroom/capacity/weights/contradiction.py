@@ -1,6 +1,9 @@
-"""config.json and a checkpoint that are not of one model."""
+"""Why there is no plan of the weights: config.json and a checkpoint that are not of one model, and what vLLM refuses."""
 
 from collections.abc import Sequence
+
+from kvheadroom.capacity.cache_settings import NotModelledError
+from kvheadroom.capacity.layers import NotDivisibleError
 
 _SMALLEST_IN_GB = 10**8
 _FEW = 3
@@ -8,9 +11,34 @@ _LONGEST_NAME = 100
 
 
 class AnotherCheckpoint(str):
-    """A reason that is such a contradiction, with both sizes."""
+    """A reason that is a contradiction of config.json and the checkpoint."""
 
     __slots__ = ()
+
+
+class RefusedByVllm(str):
+    """A reason for which vLLM does not start, so that there are no weights to count."""
+
+    __slots__ = ()
+
+
+class ContradictionError(NotModelledError):
+    """The checkpoint holds what vLLM, by config.json, does not load."""
+
+
+class NotTakenError(NotModelledError):
+    """vLLM does not start with such a checkpoint, whatever its headers say."""
+
+
+class CutBlockError(NotDivisibleError):
+    """Tensor parallelism would cut a block of scales, and vLLM does not start with that."""
+
+
+def why_unknown(reason: Exception) -> str:
+    """What was raised in place of a plan, as the kind of answer that it is."""
+    if isinstance(reason, NotTakenError | CutBlockError):
+        return RefusedByVllm(reason)
+    return AnotherCheckpoint(reason) if isinstance(reason, ContradictionError) else str(reason)
 
 
 def another_checkpoint(

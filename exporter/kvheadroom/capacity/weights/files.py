@@ -72,7 +72,8 @@ def held_to_files(plan: WeightPlan, files: ReadFiles) -> WeightPlan | str:
         return plan
     total = files.tensors.total_bytes
     if total is None:
-        return _by_names(plan, has_mtp=files.has_mtp)
+        plan = _by_names(plan, has_mtp=files.has_mtp)
+        return replace(plan, doubt=_NO_MTP if _lacks_mtp(plan, files) else "")
     has_head = any(term.name == "lm_head" for term in plan.terms)
     copies = 0 if has_head else files.head_bytes
     loaded = total - files.mtp_bytes - copies
@@ -82,7 +83,7 @@ def held_to_files(plan: WeightPlan, files: ReadFiles) -> WeightPlan | str:
     if (not sure or strangers) and abs(loaded - expected) > _TOLERANCE * expected:
         missing = () if files.matching is None else files.matching.missing
         return another_checkpoint("weights to load", expected, loaded, _differences(missing, strangers))
-    doubts = []
+    doubts = [_NO_MTP] if _lacks_mtp(plan, files) else []
     if files.own.told:
         doubts.append(_of_another_type(files.own.told))
     if files.own.cast:
@@ -91,8 +92,10 @@ def held_to_files(plan: WeightPlan, files: ReadFiles) -> WeightPlan | str:
         doubts.append(_widened(files.own.widened))
     if sure and strangers:
         doubts.append(f"{_unknown(strangers)}; they are not counted")
-    elif strangers and files.matching is not None:
-        doubts.append(f"{_differences(files.matching.missing, strangers)}; the sums agree within 1%")
+    elif files.matching is not None:
+        missing = tuple(each for each in files.matching.missing if strangers or not each.spared)
+        if missing or strangers:
+            doubts.append(f"{_differences(missing, strangers)}; the sums agree within 1%")
     if copies and len(plan.stage_bytes) == 1:
         doubts.append(_another_head(copies))
     unused = sum(each.size_bytes for each in strangers) if sure else 0
@@ -115,6 +118,14 @@ def _by_names(plan: WeightPlan, *, has_mtp: bool) -> WeightPlan:
         spare_bytes=plan.spare_bytes if has_mtp else 0,
         basis="index",
     )
+
+
+_NO_MTP = "the checkpoint has no layer of multi-token prediction that this start would load, and vLLM does not start without"
+
+
+def _lacks_mtp(plan: WeightPlan, files: ReadFiles) -> bool:
+    """As `load_weights` in models/deepseek_mtp.py and `track_weights_loading` in model_loader/default_loader.py find."""
+    return any(plan.draft_bytes) and not files.has_mtp
 
 
 def _drafted(plan: WeightPlan) -> int:

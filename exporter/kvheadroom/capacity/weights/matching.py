@@ -34,10 +34,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """What a part should have in the checkpoint, and has not."""
+    """What a part should have in the checkpoint, and has not.
+
+    Attributes:
+        spared: vLLM may do without it: a bias is filled with zeros, and what stands around the layers in two places, as the
+            embedding of Phi-3-Vision, is one tensor in the checkpoint.
+    """
 
     name: str
     elements: int
+    spared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +68,23 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One output of a part: what a checkpoint may hold as a tensor of its own."""
+    """One output of a part: what a checkpoint may hold as a tensor of its own, and the modules that it may stand in."""
 
     name: str
     elements: int
+    modules: frozenset[str] = frozenset()
+
+    def is_of(self, matrix: Matrix) -> bool:
+        """Whether the tensor has its name."""
+        return matrix.module == self.name or matrix.module in self.modules
 
 
+# Tensors of 8 bits may stand for twice as many numbers of 4, so size alone does not tell one of these from two.
+_EXPERT_MODULES = {
+    "gate": frozenset({"gate_proj", "w1"}),
+    "up": frozenset({"up_proj", "w3", "v1"}),
+    "down": frozenset({"down_proj", "w2"}),
+}
 _EXPERTS = "experts"
 
 
@@ -103,9 +120,9 @@ class _Chain:
         if matrix.bias != self.bias or (_EXPERTS in _path(matrix) and not self.of_experts):
             return False
         if certainty is _Certainty.PIECE:
-            return after - first == 1 and matrix.module == self.pieces[first].name
+            return after - first == 1 and self.pieces[first].is_of(matrix)
         if certainty is _Certainty.PART:
-            of_a_piece = any(matrix.module == piece.name for piece in self.pieces)
+            of_a_piece = any(piece.is_of(matrix) for piece in self.pieces)
             named = matrix.module in self.names or (self.of_experts and _EXPERTS in _path(matrix))
             return named and (not of_a_piece or len(self.pieces) == 1)
         return True
@@ -145,10 +162,19 @@ class _Matcher:
         for certainty in _Certainty:
             for chain in chains:
                 self._fill(chain, pool, taken, certainty)
-        self.missing += [
-            Missing(name=f"{prefix}{piece.name}", elements=piece.elements)
+        placed = [
+            (chain, piece, done)
             for chain in chains
             for piece, done in zip(chain.pieces, chain.done, strict=True)
+        ]
+        twins = {(piece.name, piece.elements) for _, piece, done in placed if done and not prefix}
+        self.missing += [
+            Missing(
+                name=f"{prefix}{piece.name}",
+                elements=piece.elements,
+                spared=chain.bias or (piece.name, piece.elements) in twins,
+            )
+            for chain, piece, done in placed
             if not done
         ]
         self.left += [matrix for matrix in matrices if id(matrix) not in taken]
@@ -192,7 +218,8 @@ def _chains(prefix: str, part: Part) -> Iterator[_Chain]:
         outs = ("gate", "up") if part.gated else ("up",)
         names = frozenset({last})
         matrix = part.count * part.intermediate * part.hidden
-        yield _Chain(key, names, tuple(_Piece(name, matrix) for name in (*outs, "down")), of_experts=True)
+        pieces = tuple(_Piece(name, matrix, _EXPERT_MODULES[name]) for name in (*outs, "down"))
+        yield _Chain(key, names, pieces, of_experts=True)
         if part.bias:
             inner = tuple(_Piece(name, part.count * part.intermediate) for name in outs)
             yield _Chain(

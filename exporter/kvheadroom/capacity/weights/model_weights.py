@@ -9,6 +9,7 @@ from kvheadroom.capacity.facts import TensorInventory
 from kvheadroom.capacity.model_config import ModelConfig
 from kvheadroom.capacity.parallelism import pipeline_stages
 from kvheadroom.capacity.weights.builders import Model
+from kvheadroom.capacity.weights.contradiction import NotTakenError
 from kvheadroom.capacity.weights.files import ReadFiles, read_files
 from kvheadroom.capacity.weights.own_types import AS_CONFIGURED, OwnTypes
 from kvheadroom.capacity.weights.parts import Blueprint, Part, Parts, Vocabulary
@@ -123,6 +124,8 @@ def read_weights(
 def _scheme(whole: ModelConfig, text: ModelConfig, tensors: TensorInventory | None) -> Scheme:
     try:
         return read_scheme(whole, text)
+    except NotTakenError:
+        raise
     except NotModelledError:
         by_headers = scheme_by_headers(whole, text)
         if by_headers is None or tensors is None or not tensors.stored:

@@ -9,13 +9,15 @@ quantized: of those only the shape counts.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
 from kvheadroom.capacity.facts import StoredTensor
 from kvheadroom.capacity.layers import divide
+from kvheadroom.capacity.weights.contradiction import ContradictionError, CutBlockError
 from kvheadroom.capacity.weights.matching import Found, Matching
 from kvheadroom.capacity.weights.parts import (
+    FLOAT32,
     Blueprint,
     CacheScales,
     Experts,
@@ -26,11 +28,15 @@ from kvheadroom.capacity.weights.parts import (
 )
 from kvheadroom.capacity.weights.schemes import DTYPE_BYTES, UNQUANTIZED, Scheme
 from kvheadroom.capacity.weights.shares import Ranks, bits_of, format_of, held_bytes, out_sizes
+from kvheadroom.capacity.weights.stored import PACKED_IN_32, PLAIN
 
 Key = tuple[str, str]
 """Beginning of a part's names, and its own name."""
 _CAST_BITS = 8
 _SHAPE = ".weight_shape"
+_BESIDE_OF_OTHERS = (
+    _SHAPE, ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale", ".k_zero_point", ".v_zero_point", ".q_zero_point",
+)  # fmt: skip
 # Two numbers of 64 bits, and of an expert's two matrices in 16 bits (compressed_tensors_wNa16.py,
 # compressed_tensors_moe_wna16.py).
 _SHAPE_BYTES, _EXPERT_SHAPE_BYTES = 16, 8
@@ -88,7 +94,7 @@ def own_types(blueprint: Blueprint, scheme: Scheme, matching: Matching) -> OwnTy
     """The parts of a checkpoint that are held otherwise than the scheme has it.
 
     Raises:
-        NotModelledError: one of them is quantized in part, or packed where vLLM makes it in the model's dtype.
+        ContradictionError: one of them is quantized in part, or packed where vLLM makes it in the model's dtype.
     """
     plain, stored, told, cast, widened = set(), {}, [], [], []
     placed = [("", part) for _, parts in blueprint.around for part in parts]
@@ -102,7 +108,7 @@ def own_types(blueprint: Blueprint, scheme: Scheme, matching: Matching) -> OwnTy
             continue
         quantized = {each.matrix.quantized for each in found}
         if len(quantized) > 1:
-            raise NotModelledError(f"{prefix}{part.name} is quantized in part, which vLLM does not load")
+            raise ContradictionError(f"{prefix}{part.name} is quantized in part, which vLLM does not load")
         bits, form = bits_of(part, scheme, prefix), format_of(part, scheme)
         if not quantized.pop():
             if bits is None:
@@ -130,7 +136,7 @@ def _hold_loadable(part: Linear | Experts | Vocabulary, found: tuple[Found, ...]
     """Into the model's dtype vLLM casts numbers of 8 bits, but neither unpacks them nor takes scales."""
     if any(each.matrix.beside or not _has_bits(part, each, _CAST_BITS) for each in found):
         kind = found[0].matrix.tensor.dtype
-        raise NotModelledError(
+        raise ContradictionError(
             f"{prefix}{part.name} is stored in {kind}, and by config.json vLLM makes it in the model's own dtype"
         )
 
@@ -158,18 +164,40 @@ def _linear_bytes(part: Linear, found: tuple[Found, ...], ranks: Ranks, dtype: s
     for each in found:
         outs = part.outs[each.first : each.after]
         full = sum(out.size for out in outs)
-        for stored in _counted(each):
-            if part.row:
+        for stored in _counted(each, dtype):
+            if math.prod(stored.shape) == 1:
+                # vLLM has one for each output; a checkpoint that holds them as one matrix has one in all.
+                total += stored.size_bytes * len(outs)
+            elif part.row:
                 total += _part_of_inputs(stored, full, part.inputs, tensor)
             else:
                 total += _part_of_outputs(stored, part.inputs, sum(held[each.first : each.after]), full)
     return total + (_SHAPE_BYTES if _has_shape(found) else 0)
 
 
-def _counted(found: Found) -> Iterator[StoredTensor]:
-    """The tensors of a matrix, but for its shape, which vLLM keeps once for all outputs of a part."""
-    yield found.matrix.tensor
-    yield from (stored for stored in found.matrix.beside if not stored.name.endswith(_SHAPE))
+def _counted(found: Found, dtype: str) -> Iterator[StoredTensor]:
+    """The tensors of a matrix as vLLM makes them, but for its shape, which it keeps once for all outputs of a part.
+
+    Scales of caches are of the attention layer, not of the matrix whose name they have.
+    """
+    matrix = found.matrix.tensor
+    yield matrix
+    for stored in found.matrix.beside:
+        if not stored.name.endswith(_BESIDE_OF_OTHERS):
+            yield _as_made(stored, matrix, dtype)
+
+
+def _as_made(scale: StoredTensor, matrix: StoredTensor, dtype: str) -> StoredTensor:
+    """A scale in the type that vLLM makes it in, whatever the checkpoint has it in.
+
+    That is float32 (`create_fp8_scale_parameter`, utils/fp8_utils.py; compressed_tensors_w8a8_int8.py), or the model's dtype
+    for groups of whole numbers (compressed_tensors_wNa16.py, compressed_tensors_w4a8_int.py).
+    """
+    if scale.dtype not in PLAIN:
+        return scale
+    in_groups = matrix.dtype == "I8" and len(scale.shape) > 1 and scale.shape[-1] > 1
+    own = dtype if matrix.dtype in PACKED_IN_32 or in_groups else FLOAT32
+    return replace(scale, size_bytes=math.prod(scale.shape) * DTYPE_BYTES[own])
 
 
 def _has_shape(found: tuple[Found, ...]) -> bool:
@@ -181,6 +209,8 @@ def _part_of_outputs(stored: StoredTensor, inputs: int, held: int, full: int) ->
     numbers = math.prod(stored.shape)
     if numbers <= _SMALL or (numbers == inputs and len(stored.shape) == 1 and inputs != full):
         return stored.size_bytes
+    if _in_blocks(stored) and 1 < stored.shape[0] < full and stored.shape[0] * held % full:
+        raise _cut(stored)
     return -(-stored.size_bytes * held // full)
 
 
@@ -190,7 +220,23 @@ def _part_of_inputs(stored: StoredTensor, outputs: int, inputs: int, ranks: int)
     if numbers <= _SMALL or numbers == outputs:
         return stored.size_bytes
     divide(inputs, ranks, "the inputs of a matrix")
+    if _in_blocks(stored) and 1 < stored.shape[-1] < inputs and stored.shape[-1] % ranks:
+        raise _cut(stored)
     return divide(stored.size_bytes, ranks, f"{stored.name}, of which each GPU has a slice,")
+
+
+def _in_blocks(stored: StoredTensor) -> bool:
+    """Whether it may be the scales of blocks, which vLLM does not cut (`validate_fp8_block_shape`, utils/fp8_utils.py)."""
+    rows_and_columns = 2
+    return (
+        len(stored.shape) == rows_and_columns
+        and stored.dtype in PLAIN
+        and not stored.name.endswith(".scales")
+    )
+
+
+def _cut(stored: StoredTensor) -> CutBlockError:
+    return CutBlockError(f"tensor parallelism would cut a block of {stored.name}, which vLLM refuses")
 
 
 def _expert_bytes(part: Experts, found: tuple[Found, ...], ranks: Ranks, dtype: str) -> int:
@@ -209,7 +255,7 @@ def _expert_bytes(part: Experts, found: tuple[Found, ...], ranks: Ranks, dtype: 
         if each.after > ups > each.first:
             raise NotModelledError(f"{part.name} is held in one tensor, which is not modelled")
         full = part.hidden if down else part.intermediate * (each.after - each.first)
-        for stored in _counted(each):
+        for stored in _counted(each, dtype):
             alone = _of_one_expert(stored, part.count)
             if down:
                 one += _part_of_inputs(alone, part.hidden, part.intermediate, slices)

@@ -9,6 +9,7 @@ from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
 from kvheadroom.capacity.settings_resolution import compute_dtype
 from kvheadroom.capacity.weights.builders import Model
+from kvheadroom.capacity.weights.contradiction import NotTakenError, why_unknown
 from kvheadroom.capacity.weights.draft_plan import plan_draft_weights, with_draft
 from kvheadroom.capacity.weights.files import held_to_files
 from kvheadroom.capacity.weights.model_weights import plan_stages, read_weights
@@ -64,7 +65,7 @@ def plan_weights(facts: EngineFacts) -> WeightPlan | str:
             for each in ranks
         ]
     except (BadFieldError, NotDivisibleError, NotModelledError) as reason:
-        return str(reason)
+        return why_unknown(reason)
     if any(plan != plans[0] for plan in plans):
         return f"the weights of {model.architecture} depend on the GPU, which is not known"
     plan = held_to_files(plans[0], read)
@@ -81,10 +82,10 @@ def headers_may_tell(facts: EngineFacts) -> bool:
     text, whole = text_section(model.architecture, files.config), ModelConfig(files.config)
     try:
         read_scheme(whole, text)
+    except (BadFieldError, NotTakenError):
+        return False
     except NotModelledError:
         return scheme_by_headers(whole, text) is not None
-    except BadFieldError:
-        return False
     return False
 
 

@@ -12,10 +12,10 @@ from fnmatch import fnmatchcase
 from kvheadroom.capacity.cache_settings import NotModelledError
 from kvheadroom.capacity.checkpoint_types import kv_dtypes, quantization_method
 from kvheadroom.capacity.model_config import ModelConfig, shown
+from kvheadroom.capacity.weights.contradiction import NotTakenError
 from kvheadroom.capacity.weights.schemes import UNQUANTIZED, Format, Scheme
 
 _Skips = Callable[[str, tuple[str, ...]], bool]
-
 _FP8_TENSOR = Format(bits=8, per_output_bytes=4)
 _FP8_STATIC = Format(bits=8, per_output_bytes=8, expert_output_bytes=4, expert_bytes=4)
 _GROUP_OF_NVFP4 = 16
@@ -30,14 +30,10 @@ def read_scheme(whole: ModelConfig, text: ModelConfig) -> Scheme:
     """The scheme of a checkpoint.
 
     Raises:
+        NotTakenError: vLLM does not start with it.
         NotModelledError: its weights' sizes are not modelled.
     """
-    section = (
-        whole.section("quantization_config")
-        or whole.section("compression_config")
-        or text.section("quantization_config")
-        or text.section("compression_config")
-    )
+    section = _section(whole, text)
     if section is None:
         return UNQUANTIZED
     method = (section.word("quant_method") or "").lower().replace("_", "-")
@@ -49,7 +45,10 @@ def read_scheme(whole: ModelConfig, text: ModelConfig) -> Scheme:
         return _deepseek_v4(whole, section)
     if method == "fp8":
         return _fp8(section)
-    if method in ("modelopt", "modelopt-fp4"):
+    # hf_quant_config.json names no method.
+    if method in ("modelopt", "modelopt-fp4") or (
+        not method and quantization_method(whole, text) == "modelopt"
+    ):
         return _modelopt(section)
     if method == "compressed-tensors":
         return _compressed_tensors(section)
@@ -65,6 +64,15 @@ def read_scheme(whole: ModelConfig, text: ModelConfig) -> Scheme:
     )
 
 
+def _section(whole: ModelConfig, text: ModelConfig) -> ModelConfig | None:
+    return (
+        whole.section("quantization_config")
+        or whole.section("compression_config")
+        or text.section("quantization_config")
+        or text.section("compression_config")
+    )
+
+
 def scheme_by_headers(whole: ModelConfig, text: ModelConfig) -> Scheme | None:
     """The scheme of a checkpoint whose layers the headers tell, where config.json's own words are not modelled.
 
@@ -74,10 +82,13 @@ def scheme_by_headers(whole: ModelConfig, text: ModelConfig) -> Scheme | None:
     method = quantization_method(whole, text)
     if method == "compressed-tensors":
         return Scheme(by_headers=True, float32_scales=_COMPRESSED_SCALES, own_scales=_COMPRESSED_SCALES)
-    if method == "modelopt":
-        # With a scheme for each layer, attention has scales where the cache has a scheme too.
-        scales = 0 if kv_dtypes(whole, text) == ("auto", "auto") else _OWN_SCALES
-        return Scheme(by_headers=True, own_scales=scales, latent_scales=True)
+    section = _section(whole, text)
+    if method == "modelopt" and section is not None:
+        # With a scheme for each layer, attention has scales only where the cache has a scheme too, and latent attention none
+        # (`get_quant_method` in modelopt.py).
+        mixed = _modelopt_algorithm(_modelopt_source(section)) == "MIXED_PRECISION"
+        no_scales = mixed and kv_dtypes(whole, text) == ("auto", "auto")
+        return Scheme(by_headers=True, own_scales=0 if no_scales else _OWN_SCALES, latent_scales=not mixed)
     return None
 
 
@@ -148,10 +159,9 @@ def _deepseek_v4(whole: ModelConfig, section: ModelConfig) -> Scheme:
 
 
 def _modelopt(section: ModelConfig) -> Scheme:
-    inner = section.section("quantization") if isinstance(section.values.get("quantization"), dict) else None
-    source = inner or section
-    listed = _names_in(source, "exclude_modules") if inner else _names_in(source, "ignore", "exclude_modules")
-    algorithm = (source.word("quant_algo") or "").upper()
+    source = _modelopt_source(section)
+    listed = _names_in(source, *(("ignore",) if source is section else ()), "exclude_modules")
+    algorithm = _modelopt_algorithm(source)
     if algorithm == "FP8":
         form = _FP8_STATIC
     elif algorithm == "NVFP4":
@@ -167,6 +177,16 @@ def _modelopt(section: ModelConfig) -> Scheme:
         own_scales=_OWN_SCALES,
         latent_scales=True,
     )
+
+
+def _modelopt_source(section: ModelConfig) -> ModelConfig:
+    """What hf_quant_config.json has in a section of its own, or the flat form."""
+    inner = section.section("quantization") if isinstance(section.values.get("quantization"), dict) else None
+    return inner or section
+
+
+def _modelopt_algorithm(source: ModelConfig) -> str:
+    return (source.word("quant_algo") or "").upper()
 
 
 def _modelopt_skips(listed: Sequence[str]) -> _Skips:
@@ -223,9 +243,10 @@ def _matcher(listed: Iterable[str]) -> Callable[[str], bool]:
 
 def _compressed_tensors(section: ModelConfig) -> Scheme:
     groups = section.section("config_groups")
-    if groups is None or section.values.get("sparsity_config") or section.values.get("transform_config"):
+    _hold_taken(section, groups)
+    if groups is None or section.values.get("transform_config"):
         raise NotModelledError(
-            "compressed-tensors without `config_groups`, or with sparsity, is not modelled"
+            "compressed-tensors without `config_groups`, or with transforms, is not modelled"
         )
     listed = section.words("ignore") or []
     usual = [
@@ -261,6 +282,21 @@ def _compressed_tensors(section: ModelConfig) -> Scheme:
     )
 
 
+def _hold_taken(section: ModelConfig, groups: ModelConfig | None) -> None:
+    """What `CompressedTensorsConfig.from_config` refuses (compressed_tensors.py)."""
+    sparsity = section.section("sparsity_config")
+    if sparsity is not None and sparsity.values.get("targets"):
+        raise NotTakenError("vLLM takes no compressed-tensors checkpoint with sparsity any more")
+    for key in groups.values if groups is not None else ():
+        group = groups.section(key) if groups is not None else None
+        weights = group.section("weights") if group is not None and not _is_of_attention(group) else None
+        order = weights.values.get("actorder") if weights is not None else None
+        if order in ("group", "dynamic"):
+            raise NotTakenError(
+                f"vLLM takes no compressed-tensors checkpoint with the activation order {shown(order)} any more"
+            )
+
+
 def _is_of_attention(group: ModelConfig) -> bool:
     targets = group.words("targets") or []
     return len(targets) == 1 and targets[0].endswith("Attention")
@@ -287,8 +323,10 @@ def _compressed_format(group: ModelConfig, layout: str) -> tuple[Format, Format]
         experts = replace(form, per_output_bytes=8)
         return form, experts
     if layout == "pack-quantized" and kind == "int" and inputs is None and bits in (4, 8):
-        if strategy not in ("group", "channel") or weights.values.get("actorder") in ("group", "static"):
-            raise NotModelledError("compressed-tensors' order of activations is not modelled")
+        if strategy not in ("group", "channel"):
+            raise NotModelledError(
+                f"compressed-tensors' strategy {shown(strategy)} for packed weights is not modelled"
+            )
         form = Format(
             bits=bits,
             rows=1,
@@ -310,7 +348,7 @@ def _compressed_format(group: ModelConfig, layout: str) -> tuple[Format, Format]
             block = weights.counts("block_structure")
             if block is None or len(block) != 2:
                 raise NotModelledError("compressed-tensors' blocks are not modelled")
-            form = Format(bits=8, rows=block[0], columns=block[1])
+            form = Format(bits=8, rows=block[0], columns=block[1], strict_outputs=True)
         else:
             raise NotModelledError(f"compressed-tensors' strategy {shown(strategy)} is not modelled")
         return form, form
@@ -332,8 +370,8 @@ def _awq(section: ModelConfig) -> Scheme:
 
 def _gptq(section: ModelConfig) -> Scheme:
     bits = section.count("bits")
-    if section.flag("desc_act"):
-        raise NotModelledError("vLLM takes no GPTQ with `desc_act`")
+    if section.flag("desc_act") and section.values.get("group_size") != -1:
+        raise NotTakenError("vLLM takes no GPTQ with `desc_act` any more")
     if bits not in (4, 8) or section.values.get("dynamic") or section.flag("lm_head"):
         raise NotModelledError(f"GPTQ with {bits} bits, `dynamic` or `lm_head` is not modelled")
     size = section.values.get("group_size")

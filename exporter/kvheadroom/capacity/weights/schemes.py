@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.layers import NotDivisibleError
+from kvheadroom.capacity.weights.contradiction import CutBlockError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8, "uint8": 1}
 
@@ -54,6 +55,8 @@ class Format:
             fused_moe/oracle/fp8.py).
         padded: kernels have experts padded to multiples of their own.
         packed: several numbers stand in one, so that vLLM cannot make it of unquantized ones as it loads.
+        strict_outputs: blocks of scales must divide a rank's outputs where a matrix has several too
+            (`_maybe_allow_fp8_block_shape_mismatch`, model_executor/layers/linear.py, asks for fp8.py's sizes alone).
     """
 
     bits: int
@@ -69,6 +72,32 @@ class Format:
     refines: bool = False
     padded: bool = False
     packed: bool = False
+    strict_outputs: bool = False
+
+    def hold_divided(self, name: str, outs: tuple[int, ...], inputs: int, *, row: bool) -> None:
+        """Blocks of scales are not cut by tensor parallelism (`validate_fp8_block_shape`, utils/fp8_utils.py).
+
+        Args:
+            outs, inputs: of one rank's slice.
+            row: the inputs are divided, else the outputs.
+
+        Raises:
+            CutBlockError: vLLM refuses to start.
+        """
+        if self.rows is None or self.rows == 1 or self.columns is None:
+            return
+        if row and inputs % self.columns:
+            raise CutBlockError(
+                f"vLLM refuses a rank's slice of {name}: its inputs ({inputs}) are no multiple of the {self.columns} that share "
+                "a scale"
+            )
+        if not row and (len(outs) == 1 or self.strict_outputs):
+            for out in outs:
+                if out % self.rows:
+                    raise CutBlockError(
+                        f"vLLM refuses a rank's slice of {name}: its outputs ({out}) are no multiple of the {self.rows} that "
+                        "share a scale"
+                    )
 
     def linear_bytes(self, outs: tuple[int, ...], inputs: int, dtype: str) -> int:
         """Bytes of a linear layer's matrix."""
@@ -142,6 +171,10 @@ class Scheme:
     asks_headers: bool = False
     by_headers: bool = False
 
+    def format_of_linear(self, matrix: Matrix, *, quantized: bool) -> Format | None:
+        """The format of a linear layer's matrix; None: the model's own dtype."""
+        return self.linear if quantized and not self.leaves(matrix.name, matrix.names) else None
+
     def leaves(self, name: str, names: tuple[str, ...]) -> bool:
         """Whether a module is left as it is, by its name and those of its outputs."""
         return self.skips is not None and self.skips(name, names)
@@ -151,9 +184,10 @@ class Scheme:
 
     def linear_bytes(self, matrix: Matrix, dtype: str, *, quantized: bool) -> int:
         """Bytes of a linear layer's matrix with its scales, on one rank."""
-        if self.linear is None or not quantized or not self._applies(matrix):
+        form = self.format_of_linear(matrix, quantized=quantized)
+        if form is None:
             return matrix.elements * DTYPE_BYTES[dtype]
-        return self.linear.linear_bytes(matrix.outs, matrix.inputs, dtype)
+        return form.linear_bytes(matrix.outs, matrix.inputs, dtype)
 
     def quantizes_experts(self, name: str) -> bool:
         """Whether it applies to routed experts."""

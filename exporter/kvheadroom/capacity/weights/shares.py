@@ -113,6 +113,13 @@ def _linear_bytes(part: Linear, ranks: Ranks, scheme: Scheme, dtype: str, prefix
         outs=outs,
         inputs=divide(part.inputs, tensor, f"the inputs of {part.name}") if part.row else part.inputs,
     )
+    divided = tensor > 1 and (part.row or not all(out.whole for out in part.outs))
+    if (
+        divided
+        and part.row_multiple == 1
+        and (form := scheme.format_of_linear(matrix, quantized=part.quantized))
+    ):
+        form.hold_divided(matrix.name, outs, matrix.inputs, row=part.row)
     bias = sum(outs) * DTYPE_BYTES[own] if part.bias else 0
     return scheme.linear_bytes(matrix, own, quantized=part.quantized) + bias
 

@@ -25,7 +25,8 @@ _SCALE = ".scale"
 _BUFFER = re.compile(
     r"(?:^|\.)(?:inv_freq|cos_cached|sin_cached|position_ids|masked_bias|attn\.bias|attention\.bias)$"
 )
-_PACKED_IN_32 = frozenset({"I32", "U32"})
+PACKED_IN_32 = frozenset({"I32", "U32"})
+"""Types that several numbers are packed into."""
 _PACKED_IN_8 = frozenset({"U8", "I8"})
 PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
 """Types of tensors that are not quantized."""
@@ -67,7 +68,7 @@ class Matrix:
     def elements(self) -> tuple[int, ...]:
         """The numbers that it may stand for: several where the bits of one are not told by the type."""
         stored = math.prod(self.tensor.shape) * self.tensor.count
-        if self.tensor.dtype in _PACKED_IN_32:
+        if self.tensor.dtype in PACKED_IN_32:
             return stored * 8, stored * 4, stored
         if self.tensor.dtype in _PACKED_IN_8:
             return stored, stored * 2
