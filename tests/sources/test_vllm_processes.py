@@ -3,12 +3,16 @@
 import os
 import shlex
 import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvheadroom.sources.process_list import Process, ProcessList
 from kvheadroom.sources.vllm_arguments.command_line import read_command_line
 from kvheadroom.sources.vllm_processes import FoundServer, ProcessScan, VllmProcesses
 from tests.daemon import wait_for
@@ -16,6 +20,22 @@ from tests.doubles.proc_folder import BOOTED_AT, OURS, ProcFolder, Started
 
 POD = "net:[2]"
 SECRET = "S3CRET"
+
+
+AS_USER_WITH_ENDED_CHILD = """
+import os
+from pathlib import Path
+from kvheadroom.sources.networks import sockets_of
+from kvheadroom.sources.process_list import list_processes
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+hidden = sockets_of(Path(f"/proc/{child}")) is None
+listed = child in list_processes(Path("/proc")).processes
+print("ended:", "hidden from its own user," if hidden else "seen,", "listed" if listed else "not listed")
+"""
 
 
 @pytest.fixture
@@ -273,6 +293,9 @@ def test_a_config_file_that_may_be_another_by_now_is_not_believed(proc: ProcFold
     os.utime(path, (BOOTED_AT + 60, BOOTED_AT + 60))
     line = found(proc).server.command_line
     assert line.config_fault == "was changed after the server had started"
+    path.write_text("a: 1\n" * 20_000)
+    os.utime(path, (BOOTED_AT, BOOTED_AT))
+    assert found(proc).server.command_line.config_fault == "is larger than 64 KiB"
     path.unlink()
     assert found(proc).server.command_line.config_fault == "cannot be read"
     path.mkdir()
@@ -459,6 +482,37 @@ def test_where_nobody_sees_which_of_two_servers_answers_neither_is_watched(
     assert looked.found == ()
     assert len(looked.left_out) == 2
     assert "another server may be the one that answers at http://127.0.0.1:8000" in looked.left_out[0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_child_that_has_ended_hides_nothing_of_its_server_from_the_servers_own_user() -> None:
+    # The kernel gives the folders of a process that has ended to root, until its parent asks for its end.
+    run = subprocess.run(
+        [sys.executable, "-c", AS_USER_WITH_ENDED_CHILD],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.stdout == "ended: hidden from its own user, not listed\n", run.stderr
+
+
+def test_what_is_asked_of_a_server_does_not_grow_with_the_other_processes(
+    proc: ProcFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Process] = []
+
+    def ancestors(_: ProcessList, one: Process) -> Iterator[Process]:
+        asked.append(one)
+        return iter(())
+
+    monkeypatch.setattr(ProcessList, "ancestors", ancestors)
+    for pid in range(1000, 1200):
+        proc.process(pid, 50)
+    for number in range(5):
+        serve(proc, f"vllm serve /m --port {8000 + number}", pid=100 + number, port=8000 + number)
+    assert len(scan(proc).found) == 5
+    assert len(asked) == 5
 
 
 def test_processes_whose_words_may_not_be_read_are_counted(

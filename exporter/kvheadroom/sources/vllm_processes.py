@@ -239,7 +239,7 @@ class _Look:
             if not stat.S_ISREG(info.st_mode):
                 return "is no regular file"
             if info.st_size > MAX_CONFIG_BYTES:
-                return f"is larger than {MAX_CONFIG_BYTES // 1024**2} MiB"
+                return f"is larger than {MAX_CONFIG_BYTES // 1024} KiB"
             if info.st_mtime > self._started_at(process) + _CLOCK_DOUBT_SECONDS:
                 return "was changed after the server had started"
             return read_config_yaml(path.read_bytes().decode())
