@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,11 +268,15 @@ def test_in_mounts_of_its_own_paths_begin_at_its_own_root(proc: ProcFolder, tmp_
     assert SECRET not in repr(one)
 
 
+def ticks_at(instant: float) -> int:
+    """Since the machine's start."""
+    return int((instant - BOOTED_AT) * os.sysconf("SC_CLK_TCK"))
+
+
 def with_config(proc: ProcFolder, path: Path, text: str, **how: Any) -> FoundServer:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    os.utime(path, (BOOTED_AT, BOOTED_AT))
-    serve(proc, "vllm serve --config c/f.yaml -tp 2", **how)
+    serve(proc, "vllm serve --config c/f.yaml -tp 2", after_ticks=ticks_at(time.time()), **how)
     return found(proc)
 
 
@@ -290,16 +295,29 @@ def test_a_config_file_that_may_be_another_by_now_is_not_believed(proc: ProcFold
     path = tmp_path / "c" / "f.yaml"
     one = with_config(proc, path, "model: /m\n", working=str(tmp_path))
     assert one.server.command_line.config_fault == ""
-    os.utime(path, (BOOTED_AT + 60, BOOTED_AT + 60))
+    os.utime(path, (time.time() + 60,) * 2)
     line = found(proc).server.command_line
     assert line.config_fault == "was changed after the server had started"
     path.write_text("a: 1\n" * 20_000)
-    os.utime(path, (BOOTED_AT, BOOTED_AT))
     assert found(proc).server.command_line.config_fault == "is larger than 64 KiB"
     path.unlink()
     assert found(proc).server.command_line.config_fault == "cannot be read"
     path.mkdir()
     assert found(proc).server.command_line.config_fault == "is no regular file"
+
+
+def test_an_older_config_file_that_was_put_in_its_place_later_is_not_believed(
+    proc: ProcFolder, tmp_path: Path
+) -> None:
+    # `mv` and `cp -p` keep the time of the content.
+    path = tmp_path / "c" / "f.yaml"
+    with_config(proc, path, "tensor-parallel-size: 8\n", working=str(tmp_path))
+    other = tmp_path / "other.yaml"
+    other.write_text("tensor-parallel-size: 2\n")
+    os.utime(other, (BOOTED_AT, BOOTED_AT))
+    other.rename(path)
+    proc.started[100].after_ticks = ticks_at(time.time() - 3600)
+    assert found(proc).server.command_line.config_fault == "was changed after the server had started"
 
 
 def test_an_environment_that_was_written_over_is_not_taken_for_an_empty_one(proc: ProcFolder) -> None:
@@ -362,8 +380,8 @@ def test_a_server_whose_disk_hangs_holds_no_other_up_and_stays_as_it_was(
     proc: ProcFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f.yaml").write_text("block-size: 32\n")
-    os.utime(tmp_path / "f.yaml", (BOOTED_AT, BOOTED_AT))
-    serve(proc, "vllm serve /m --port 8001 --config f.yaml", pid=100, port=8001, working=str(tmp_path))
+    how: dict[str, Any] = {"working": str(tmp_path), "after_ticks": ticks_at(time.time())}
+    serve(proc, "vllm serve /m --port 8001 --config f.yaml", pid=100, port=8001, **how)
     serve(proc, "vllm serve /m --port 8002", pid=200, port=8002)
     processes = VllmProcesses(proc.write(), wait_seconds=0.3)
     assert len(processes.scan().found) == 2
@@ -385,7 +403,8 @@ def test_a_server_whose_disk_hangs_holds_no_other_up_and_stays_as_it_was(
             assert second.base_url == "http://127.0.0.1:8002"
         assert len(asked) == 1
         # Another process, of which nothing is known yet.
-        again = started("vllm serve /m --port 8001 --config f.yaml", working=str(tmp_path), after_ticks=101)
+        how["after_ticks"] += 1
+        again = started("vllm serve /m --port 8001 --config f.yaml", **how)
         proc.launch(100, 50, 500, started=again)
         proc.write()
         looked = processes.scan()

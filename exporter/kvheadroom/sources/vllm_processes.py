@@ -240,7 +240,8 @@ class _Look:
                 return "is no regular file"
             if info.st_size > MAX_CONFIG_BYTES:
                 return f"is larger than {MAX_CONFIG_BYTES // 1024} KiB"
-            if info.st_mtime > self._started_at(process) + _CLOCK_DOUBT_SECONDS:
+            # Who puts another file in its place may keep the time of its content (`mv`, `cp -p`), not that of its entry.
+            if max(info.st_mtime, info.st_ctime) > self._started_at(process) + _CLOCK_DOUBT_SECONDS:
                 return "was changed after the server had started"
             return read_config_yaml(path.read_bytes().decode())
         except UnicodeDecodeError:
