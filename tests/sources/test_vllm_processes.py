@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.sources.process_list import Process, ProcessList
+from kvheadroom.sources.process_list import Process, ProcessList, list_processes
 from kvheadroom.sources.vllm_arguments.command_line import read_command_line
 from kvheadroom.sources.vllm_processes import FoundServer, ProcessScan, VllmProcesses
 from tests.daemon import wait_for
@@ -562,6 +562,25 @@ def test_processes_that_end_meanwhile_cost_nothing(proc: ProcFolder) -> None:
     (proc.folder / "301").mkdir()
     (proc.folder / "301" / "stat").write_text("301 (x) S 1", encoding="ascii")
     assert urls(VllmProcesses(proc.folder).scan()) == ["http://127.0.0.1:8000"]
+
+
+def test_nothing_is_told_of_a_process_whose_number_is_another_ones_by_now(
+    proc: ProcFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(proc, "vllm serve /m -tp 2")
+
+    def list_and_go_on(folder: Path) -> ProcessList:
+        listed = list_processes(folder)
+        proc.launch(100, 50, 500, started=started("vllm serve /other", after_ticks=900))
+        proc.write()
+        return listed
+
+    monkeypatch.setattr("kvheadroom.sources.vllm_processes.list_processes", list_and_go_on)
+    processes = VllmProcesses(proc.write())
+    first = processes.scan()
+    assert (first.found, first.left_out, first.quiet) == ((), (), ())
+    (server,) = processes.scan().found
+    assert (server.server.model, server.server.started_ticks) == ("/other", 900)
 
 
 def test_our_network_is_not_read_for_a_server_in_another(proc: ProcFolder) -> None:

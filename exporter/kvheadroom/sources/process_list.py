@@ -89,6 +89,15 @@ def list_processes(proc: Path) -> ProcessList:
     return ProcessList(processes=processes, hidden=hidden, others_hidden="1" not in names)
 
 
+def still_runs(proc: Path, process: Process) -> bool:
+    """Whether what is read under its number now is of this process, and not of another one that has its number since."""
+    try:
+        fields = _after_name(read_file(f"{proc}/{process.pid}/stat"))
+        return int(fields[_STARTED]) == process.started_ticks
+    except (OSError, IndexError):
+        return False
+
+
 def read_environment(folder: Path, wanted: frozenset[str]) -> dict[str, str] | None:
     """Of the environment that a process was started with, these variables alone; None where it may not be read."""
     try:

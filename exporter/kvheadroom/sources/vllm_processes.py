@@ -21,6 +21,7 @@ from kvheadroom.sources.process_list import (
     ProcessList,
     list_processes,
     read_environment,
+    still_runs,
 )
 from kvheadroom.sources.process_tree import INITIAL_PID_NAMESPACE
 from kvheadroom.sources.server_places import NOT_SEEN, Left, ServerPlaces
@@ -179,6 +180,9 @@ class _Look:
                     unix_socket=place.unix_socket,
                 )
             )
+        if not still_runs(self._proc, process):
+            # Some of it may be another process's.
+            return _Seen()
         return _Seen(tuple(found), tuple(left), bool(folders.hidden_because), built)
 
     def _servers(self) -> Iterator[Process]:
