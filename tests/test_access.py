@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from kvheadroom.access import open_endpoint, open_endpoints
-from kvheadroom.app import ConfigFile, Watch, _reload, check
+from kvheadroom.app import ConfigFile, _reload, check
 from kvheadroom.capacity.assessment import ReplicaAssessment
 from kvheadroom.capacity.readings import FailureReason, Scrape
 from kvheadroom.cli import _config
@@ -22,6 +22,7 @@ from kvheadroom.sources.endpoint import Endpoint, Proxy
 from kvheadroom.sources.http import fetch, open_session
 from kvheadroom.sources.http_connection import default_context
 from kvheadroom.sources.slow_files import SlowFiles
+from kvheadroom.watch import Watch
 from tests.conftest import capture
 from tests.daemon import COMMAND, daemon, wait_for
 from tests.doubles.http_proxy import http_proxy

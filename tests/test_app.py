@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvheadroom.app import ConfigFile, Watch, _reload
+from kvheadroom.app import ConfigFile, _reload
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 from kvheadroom.config import load_config, validate_config
 from kvheadroom.monitor.sampler import Resolution
@@ -19,6 +19,7 @@ from kvheadroom.sources.endpoint import Endpoint, Proxy
 from kvheadroom.sources.http import open_session
 from kvheadroom.sources.slow_files import SlowFiles
 from kvheadroom.strict_yaml import read_small_file
+from kvheadroom.watch import Watch
 from tests.conftest import capture
 from tests.doubles.http_server import Answer, http_server, text_answer
 from tests.test_daemon import SHIPPED_MODEL, vllm_answers

@@ -63,6 +63,10 @@ def test_the_pool_follows_the_flags_of_the_command_line() -> None:
             "tensor_parallel_size of its command line",
         ),
         (said(POOL, unmodelled=("hf_overrides",)), "hf_overrides of its command line changes the cache"),
+        (
+            said(POOL, unmodelled=("VLLM_MLA_DISABLE",)),
+            "VLLM_MLA_DISABLE of its environment changes the cache",
+        ),
         (said(POOL, config_fault="may not be read"), "its --config, which may not be read"),
     ],
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from kvheadroom.access import open_endpoint
-from kvheadroom.app import Watch
 from kvheadroom.capacity.assessment import FleetAssessment
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.config import Config, ReplicaConfig, validate_config
@@ -18,6 +17,7 @@ from kvheadroom.discovery.source import Discovery, Found
 from kvheadroom.sources.endpoint import Endpoint
 from kvheadroom.sources.http import open_session
 from kvheadroom.sources.slow_files import SlowFiles
+from kvheadroom.watch import Watch
 
 CONFIG = validate_config({"replicas": [{"url": "http://127.0.0.1:1", "name": "fixed"}]}, "test")
 
@@ -55,7 +55,7 @@ class Fleet:
         self._monkeypatch = monkeypatch
 
     def prepare(self, *sources: Discovery, config: Config = CONFIG, start: bool = False) -> None:
-        self._monkeypatch.setattr("kvheadroom.app.sources_of", lambda *_: list(sources))
+        self._monkeypatch.setattr("kvheadroom.watch.sources_of", lambda *_: list(sources))
         endpoints = {replica.replica: Endpoint(replica.url) for replica in config.replicas}
         self.watch.prepare(config, endpoints, start=start)
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,38 @@ def test_the_command_line_wins_over_its_config_file() -> None:
     }
     assert read("m --config f.yaml", config).model == "m"
     assert read("--config f.yaml", config).model == "other"
+
+
+def test_a_model_that_stands_after_the_config_file_follows_what_the_file_says() -> None:
+    # As vLLM's parser, which takes the last flag of the file to go on with the model.
+    config = "model: of-the-file\nkv-cache-dtype-skip-layers: [0]\n"
+    settings = read("--config f.yaml m", config)
+    assert settings.model == "of-the-file"
+    assert settings.command_line.flags == {"kv_cache_dtype_skip_layers": ("0", "m")}
+    assert read("m --config f.yaml", config).model == "m"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["-x"] * 50_000,
+        ["--tensor-p"] * 50_000,
+        ["--served-model-name", "a" * 2**20],
+        ["-sc" + ".a" * 3000, "1"],
+    ],
+    ids=["no flags", "abbreviations", "a long word", "deep keys"],
+)
+def test_a_line_that_no_vllm_was_started_with_is_soon_done_with_and_tells_nothing(more: list[str]) -> None:
+    began = time.process_time()
+    settings = read(["m", "-tp", "2", *more])
+    assert time.process_time() - began < 1
+    assert (settings.command_line.flags, settings.ports, settings.model) == ({}, (), None)
+    assert not settings.command_line.is_whole
+
+
+def test_a_long_list_is_read_to_its_end() -> None:
+    adapters = [f"name-{number}=/adapters/{number}" for number in range(10_000)]
+    assert flags(["m", "--lora-modules", *adapters, "-tp", "2"]) == {"tensor_parallel_size": 2}
 
 
 def test_only_the_two_words_name_a_config_file() -> None:

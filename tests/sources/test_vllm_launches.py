@@ -34,9 +34,11 @@ def test_every_way_to_start_vllm_serve_is_one(line: str) -> None:
         "python -m vllm.entrypoints.openai.api_server --model m -tp 2",
         "python3 -u -m vllm.entrypoints.openai.api_server --model m -tp 2",
         "python3 /usr/lib/python3/dist-packages/vllm/entrypoints/openai/api_server.py --model m -tp 2",
+        "python3 -m vllm.entrypoints.launchers.api_server.entry --model m -tp 2",
+        "python3 /opt/src/vllm/entrypoints/launchers/api_server/entry.py --model m -tp 2",
     ],
 )
-def test_the_older_module_is_one_whose_model_is_a_flag(line: str) -> None:
+def test_the_modules_of_the_api_server_are_ones_whose_model_is_a_flag(line: str) -> None:
     assert launch_of(shlex.split(line)) == Launch(("--model", "m", "-tp", "2"), is_serve=False)
 
 
@@ -59,6 +61,7 @@ def test_the_older_module_is_one_whose_model_is_a_flag(line: str) -> None:
         "python -m",
         "python -m torch.distributed.run vllm serve m",
         "python -m vllm.entrypoints.openai.run_batch",
+        "python -m vllm.entrypoints.launchers.render.entry --model m",
         "python my_vllm/entrypoints/openai/api_server.py",
         "vllm",
         "vllm bench serve",

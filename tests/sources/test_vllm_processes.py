@@ -3,12 +3,17 @@
 import os
 import shlex
 import socket
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvheadroom.sources.process_list import Process, ProcessList, list_processes
 from kvheadroom.sources.vllm_arguments.command_line import read_command_line
 from kvheadroom.sources.vllm_processes import FoundServer, ProcessScan, VllmProcesses
 from tests.daemon import wait_for
@@ -16,6 +21,22 @@ from tests.doubles.proc_folder import BOOTED_AT, OURS, ProcFolder, Started
 
 POD = "net:[2]"
 SECRET = "S3CRET"
+
+
+AS_USER_WITH_ENDED_CHILD = """
+import os
+from pathlib import Path
+from kvheadroom.sources.networks import sockets_of
+from kvheadroom.sources.process_list import list_processes
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+hidden = sockets_of(Path(f"/proc/{child}")) is None
+listed = child in list_processes(Path("/proc")).processes
+print("ended:", "hidden from its own user," if hidden else "seen,", "listed" if listed else "not listed")
+"""
 
 
 @pytest.fixture
@@ -247,11 +268,15 @@ def test_in_mounts_of_its_own_paths_begin_at_its_own_root(proc: ProcFolder, tmp_
     assert SECRET not in repr(one)
 
 
+def ticks_at(instant: float) -> int:
+    """Since the machine's start."""
+    return int((instant - BOOTED_AT) * os.sysconf("SC_CLK_TCK"))
+
+
 def with_config(proc: ProcFolder, path: Path, text: str, **how: Any) -> FoundServer:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    os.utime(path, (BOOTED_AT, BOOTED_AT))
-    serve(proc, "vllm serve --config c/f.yaml -tp 2", **how)
+    serve(proc, "vllm serve --config c/f.yaml -tp 2", after_ticks=ticks_at(time.time()), **how)
     return found(proc)
 
 
@@ -270,13 +295,29 @@ def test_a_config_file_that_may_be_another_by_now_is_not_believed(proc: ProcFold
     path = tmp_path / "c" / "f.yaml"
     one = with_config(proc, path, "model: /m\n", working=str(tmp_path))
     assert one.server.command_line.config_fault == ""
-    os.utime(path, (BOOTED_AT + 60, BOOTED_AT + 60))
+    os.utime(path, (time.time() + 60,) * 2)
     line = found(proc).server.command_line
     assert line.config_fault == "was changed after the server had started"
+    path.write_text("a: 1\n" * 20_000)
+    assert found(proc).server.command_line.config_fault == "is larger than 64 KiB"
     path.unlink()
     assert found(proc).server.command_line.config_fault == "cannot be read"
     path.mkdir()
     assert found(proc).server.command_line.config_fault == "is no regular file"
+
+
+def test_an_older_config_file_that_was_put_in_its_place_later_is_not_believed(
+    proc: ProcFolder, tmp_path: Path
+) -> None:
+    # `mv` and `cp -p` keep the time of the content.
+    path = tmp_path / "c" / "f.yaml"
+    with_config(proc, path, "tensor-parallel-size: 8\n", working=str(tmp_path))
+    other = tmp_path / "other.yaml"
+    other.write_text("tensor-parallel-size: 2\n")
+    os.utime(other, (BOOTED_AT, BOOTED_AT))
+    other.rename(path)
+    proc.started[100].after_ticks = ticks_at(time.time() - 3600)
+    assert found(proc).server.command_line.config_fault == "was changed after the server had started"
 
 
 def test_an_environment_that_was_written_over_is_not_taken_for_an_empty_one(proc: ProcFolder) -> None:
@@ -339,8 +380,8 @@ def test_a_server_whose_disk_hangs_holds_no_other_up_and_stays_as_it_was(
     proc: ProcFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f.yaml").write_text("block-size: 32\n")
-    os.utime(tmp_path / "f.yaml", (BOOTED_AT, BOOTED_AT))
-    serve(proc, "vllm serve /m --port 8001 --config f.yaml", pid=100, port=8001, working=str(tmp_path))
+    how: dict[str, Any] = {"working": str(tmp_path), "after_ticks": ticks_at(time.time())}
+    serve(proc, "vllm serve /m --port 8001 --config f.yaml", pid=100, port=8001, **how)
     serve(proc, "vllm serve /m --port 8002", pid=200, port=8002)
     processes = VllmProcesses(proc.write(), wait_seconds=0.3)
     assert len(processes.scan().found) == 2
@@ -362,7 +403,8 @@ def test_a_server_whose_disk_hangs_holds_no_other_up_and_stays_as_it_was(
             assert second.base_url == "http://127.0.0.1:8002"
         assert len(asked) == 1
         # Another process, of which nothing is known yet.
-        again = started("vllm serve /m --port 8001 --config f.yaml", working=str(tmp_path), after_ticks=101)
+        how["after_ticks"] += 1
+        again = started("vllm serve /m --port 8001 --config f.yaml", **how)
         proc.launch(100, 50, 500, started=again)
         proc.write()
         looked = processes.scan()
@@ -461,6 +503,37 @@ def test_where_nobody_sees_which_of_two_servers_answers_neither_is_watched(
     assert "another server may be the one that answers at http://127.0.0.1:8000" in looked.left_out[0]
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_child_that_has_ended_hides_nothing_of_its_server_from_the_servers_own_user() -> None:
+    # The kernel gives the folders of a process that has ended to root, until its parent asks for its end.
+    run = subprocess.run(
+        [sys.executable, "-c", AS_USER_WITH_ENDED_CHILD],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.stdout == "ended: hidden from its own user, not listed\n", run.stderr
+
+
+def test_what_is_asked_of_a_server_does_not_grow_with_the_other_processes(
+    proc: ProcFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Process] = []
+
+    def ancestors(_: ProcessList, one: Process) -> Iterator[Process]:
+        asked.append(one)
+        return iter(())
+
+    monkeypatch.setattr(ProcessList, "ancestors", ancestors)
+    for pid in range(1000, 1200):
+        proc.process(pid, 50)
+    for number in range(5):
+        serve(proc, f"vllm serve /m --port {8000 + number}", pid=100 + number, port=8000 + number)
+    assert len(scan(proc).found) == 5
+    assert len(asked) == 5
+
+
 def test_processes_whose_words_may_not_be_read_are_counted(
     proc: ProcFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,6 +562,25 @@ def test_processes_that_end_meanwhile_cost_nothing(proc: ProcFolder) -> None:
     (proc.folder / "301").mkdir()
     (proc.folder / "301" / "stat").write_text("301 (x) S 1", encoding="ascii")
     assert urls(VllmProcesses(proc.folder).scan()) == ["http://127.0.0.1:8000"]
+
+
+def test_nothing_is_told_of_a_process_whose_number_is_another_ones_by_now(
+    proc: ProcFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(proc, "vllm serve /m -tp 2")
+
+    def list_and_go_on(folder: Path) -> ProcessList:
+        listed = list_processes(folder)
+        proc.launch(100, 50, 500, started=started("vllm serve /other", after_ticks=900))
+        proc.write()
+        return listed
+
+    monkeypatch.setattr("kvheadroom.sources.vllm_processes.list_processes", list_and_go_on)
+    processes = VllmProcesses(proc.write())
+    first = processes.scan()
+    assert (first.found, first.left_out, first.quiet) == ((), (), ())
+    (server,) = processes.scan().found
+    assert (server.server.model, server.server.started_ticks) == ("/other", 900)
 
 
 def test_our_network_is_not_read_for_a_server_in_another(proc: ProcFolder) -> None:

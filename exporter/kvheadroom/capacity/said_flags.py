@@ -121,7 +121,9 @@ def unread_flags(
             yield f"{name} of its command line is not clear ({why}); say it in a config file: `flags: {{{name}: ...}}`"
     for name in line.unmodelled:
         if name not in said.configured:
-            yield f"{name} of its command line changes the cache and is not modelled"
+            # A variable stands in capitals.
+            where = "environment" if name.isupper() else "command line"
+            yield f"{name} of its {where} changes the cache and is not modelled"
     if facts.pool_from_hbm:
         quantized = facts.model_files is not None and "quantization_config" in facts.model_files.config
         for name in line.unweighed:

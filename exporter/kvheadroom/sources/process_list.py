@@ -7,6 +7,8 @@ from pathlib import Path
 
 _MOST_BYTES = 4 * 1024**2
 _PIECE_BYTES = 64 * 1024
+_ENDED = b"Z"
+"""The state of one that has ended, and whose end its parent has not asked for."""
 _STARTED = 19
 """Of the fields of `stat` from the state on (proc_pid_stat(5), field 22)."""
 
@@ -49,6 +51,13 @@ class ProcessList:
             yield parent
             process = parent
 
+    def children(self) -> Mapping[int, tuple[int, ...]]:
+        """Whom each has started, of those that are still there."""
+        started: dict[int, list[int]] = {}
+        for process in self.processes.values():
+            started.setdefault(process.parent, []).append(process.pid)
+        return {parent: tuple(children) for parent, children in started.items()}
+
 
 def list_processes(proc: Path) -> ProcessList:
     """Everybody who is there now; who ends meanwhile is left out."""
@@ -61,6 +70,9 @@ def list_processes(proc: Path) -> ProcessList:
         try:
             raw = read_file(f"{folder}/cmdline")
             fields = _after_name(read_file(f"{folder}/stat"))
+            if fields[0] == _ENDED:
+                # It has no words any more, and its sockets are hidden even from its own user.
+                continue
             processes[int(name)] = Process(
                 pid=int(name),
                 parent=int(fields[1]),
@@ -75,6 +87,15 @@ def list_processes(proc: Path) -> ProcessList:
             continue
     # Everybody sees the first process, unless /proc is mounted with hidepid=invisible or ptraceable (proc(5)).
     return ProcessList(processes=processes, hidden=hidden, others_hidden="1" not in names)
+
+
+def still_runs(proc: Path, process: Process) -> bool:
+    """Whether what is read under its number now is of this process, and not of another one that has its number since."""
+    try:
+        fields = _after_name(read_file(f"{proc}/{process.pid}/stat"))
+        return int(fields[_STARTED]) == process.started_ticks
+    except (OSError, IndexError):
+        return False
 
 
 def read_environment(folder: Path, wanted: frozenset[str]) -> dict[str, str] | None:

@@ -44,7 +44,7 @@ class ServerPlaces:
 
     def __init__(self, proc: Path, listing: ProcessList) -> None:
         self._proc = proc
-        self._listing = listing
+        self._children = listing.children()
         self._networks: dict[str, Network] = {}
         self._here = link_of(proc / "self" / "ns" / "net")
 
@@ -110,14 +110,14 @@ class ServerPlaces:
 
     def _held(self, process: Process) -> frozenset[str] | None:
         """The sockets of a server and of all that it started; None where they may not be seen."""
-        family = [process.pid]
-        family += [
-            one.pid
-            for one in self._listing.processes.values()
-            if any(above.pid == process.pid for above in self._listing.ancestors(one))
-        ]
         held: set[str] = set()
-        for pid in family:
+        family = {process.pid}
+        left = [process.pid]
+        while left:
+            pid = left.pop()
+            children = self._children.get(pid, ())
+            left += [child for child in children if child not in family]
+            family.update(children)
             sockets = sockets_of(self._proc / str(pid))
             if sockets is None:
                 return None

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?", re.ASCII)
 _OPTION_WITH_WORD = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _IN_ONE_WORD = ("-W", "-X")
-_API_SERVER = "vllm.entrypoints.openai.api_server"
+# The second is what the first leads to since 0.32.
+_API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")
 _COMMANDS = frozenset({"vllm.entrypoints.cli.main", "vllm.scripts"})
 _ENGINE = re.compile(r"[^\s:]{1,64}::(?:DP)?EngineCore", re.ASCII)
 
@@ -62,7 +63,7 @@ def is_engine(words: Sequence[str]) -> bool:
 
 
 def _module(name: str, rest: Sequence[str]) -> Launch | None:
-    if name == _API_SERVER:
+    if name in _API_SERVERS:
         return Launch(tuple(rest), is_serve=False)
     return _serve(rest) if name in _COMMANDS else None
 
@@ -70,7 +71,7 @@ def _module(name: str, rest: Sequence[str]) -> Launch | None:
 def _script(path: str, rest: Sequence[str]) -> Launch | None:
     if _base(path) == "vllm":
         return _serve(rest)
-    for name in (_API_SERVER, *_COMMANDS):
+    for name in (*_API_SERVERS, *_COMMANDS):
         if f"/{path}".endswith(f"/{name.replace('.', '/')}.py"):
             return _module(name, rest)
     return None

@@ -21,6 +21,7 @@ from kvheadroom.sources.process_list import (
     ProcessList,
     list_processes,
     read_environment,
+    still_runs,
 )
 from kvheadroom.sources.process_tree import INITIAL_PID_NAMESPACE
 from kvheadroom.sources.server_places import NOT_SEEN, Left, ServerPlaces
@@ -179,6 +180,9 @@ class _Look:
                     unix_socket=place.unix_socket,
                 )
             )
+        if not still_runs(self._proc, process):
+            # Some of it may be another process's.
+            return _Seen()
         return _Seen(tuple(found), tuple(left), bool(folders.hidden_because), built)
 
     def _servers(self) -> Iterator[Process]:
@@ -239,8 +243,9 @@ class _Look:
             if not stat.S_ISREG(info.st_mode):
                 return "is no regular file"
             if info.st_size > MAX_CONFIG_BYTES:
-                return f"is larger than {MAX_CONFIG_BYTES // 1024**2} MiB"
-            if info.st_mtime > self._started_at(process) + _CLOCK_DOUBT_SECONDS:
+                return f"is larger than {MAX_CONFIG_BYTES // 1024} KiB"
+            # Who puts another file in its place may keep the time of its content (`mv`, `cp -p`), not that of its entry.
+            if max(info.st_mtime, info.st_ctime) > self._started_at(process) + _CLOCK_DOUBT_SECONDS:
                 return "was changed after the server had started"
             return read_config_yaml(path.read_bytes().decode())
         except UnicodeDecodeError:

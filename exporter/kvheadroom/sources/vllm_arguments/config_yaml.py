@@ -8,7 +8,8 @@ import yaml
 
 from kvheadroom.sources.vllm_arguments.flag_names import OPTIONS
 
-MAX_CONFIG_BYTES = 1024**2
+MAX_CONFIG_BYTES = 64 * 1024
+"""It is read at every look, and anybody can start a process that names one: 64 KiB of YAML take half a second."""
 _SUFFIXES = ("yaml", "yml")
 
 

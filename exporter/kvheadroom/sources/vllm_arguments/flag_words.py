@@ -19,6 +19,11 @@ _MODEL = re.compile(r"--model(=.+)?", re.DOTALL)
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _TRUE_OR_FALSE = {"true": True, "false": False}
 
+# Anybody can start a process of any words: taking these apart ends in a fraction of a second. vLLM has 330 flags, and what
+# stands in lists (`--lora-modules`) begins with no dash. `/proc` is read further, so that no line is cut short unseen.
+_MOST_FLAGS = 1000
+_MOST_CHARACTERS = 1024**2
+
 NOT_A_FLAG = "a flag is not known to kvheadroom, from another release or a plugin"
 NO_VALUE = "a flag has no value"
 
@@ -66,15 +71,20 @@ def with_config(words: Sequence[str], from_file: Sequence[str]) -> list[str]:
     if "--config" not in words:
         return list(words)
     index = words.index("--config")
-    rest = [*words[:index], *words[index + 2 :]]
-    at = 1 if rest and not rest[0].startswith("-") else 0
-    return [*rest[:at], *from_file, *rest[at:]]
+    # Only a model that stands before it stays in front; one right after it follows what the file says.
+    at = 0 if words[0].startswith("-") else 1
+    return [*words[:at], *from_file, *words[at:index], *words[index + 2 :]]
 
 
 def read_words(words: Sequence[str]) -> FlagWords:
     """Which flag has which value. Nothing is raised: what cannot be read is told without the words themselves."""
-    reader = _Reader(_joined_sections([*_dashed(words)]))
-    reader.read()
+    if sum(map(len, words)) > _MOST_CHARACTERS or sum(word.startswith("-") for word in words) > _MOST_FLAGS:
+        return _unread("it is longer than kvheadroom reads")
+    try:
+        reader = _Reader(_joined_sections([*_dashed(words)]))
+        reader.read()
+    except RecursionError:
+        return _unread("a section of it is nested too deeply")
     alone = reader.alone
     doubts = list(dict.fromkeys(reader.doubts))
     if len(alone) > 1:
@@ -85,6 +95,11 @@ def read_words(words: Sequence[str]) -> FlagWords:
         unclear=reader.unclear,
         doubts=tuple(doubts),
     )
+
+
+def _unread(why: str) -> FlagWords:
+    """Of a line that is not taken apart nothing is known, and no default is taken for sure."""
+    return FlagWords(values={}, model=None, unclear={"port": why}, doubts=(why,))
 
 
 def _dashed(words: Sequence[str]) -> Iterator[str]:
