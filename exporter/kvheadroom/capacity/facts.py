@@ -272,6 +272,7 @@ class EngineFacts:
         draft: speculative decoding.
         data_parallel_size, enable_expert_parallel: over how many GPUs routed experts are spread, and how.
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
+        max_num_seqs: requests that run at once, at most; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
         silent_flags: flags that may matter and that nobody said, with vLLM's default.
         obstacles: why no prediction can be made although the fact is known ("cannot predict: ...").
@@ -296,6 +297,7 @@ class EngineFacts:
     flags: CacheFlags
     draft: Draft
     max_num_batched_tokens: Fact[int] | None
+    max_num_seqs: Fact[int] | None
     block_size: Fact[int]
     gpu_memory_utilization: Fact[float]
     kv_cache_memory_bytes: Fact[int] | None

@@ -23,7 +23,7 @@ from kvheadroom.capacity.facts import (
     ServerAnswers,
     TensorInventory,
 )
-from kvheadroom.capacity.gpu_cards import LARGE, LARGEST
+from kvheadroom.capacity.gpu_cards import LARGE, LARGEST, BatchDefaults
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, read_geometry
@@ -108,6 +108,7 @@ def resolve_facts(
         )
 
     default_block_size = 128 if platform.value == CPU else 16
+    batched_tokens = _batched_tokens(operator, platform, max_model_len, model, rules)
     facts = EngineFacts(
         rules=rules,
         version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
@@ -133,7 +134,8 @@ def resolve_facts(
         dtype=_flag(None, flags.get("dtype"), "auto"),
         flags=_cache_flags(flags, echoed),
         draft=draft,
-        max_num_batched_tokens=_batched_tokens(operator, platform, max_model_len, model, rules),
+        max_num_batched_tokens=batched_tokens,
+        max_num_seqs=_num_seqs(operator, platform, batched_tokens),
         block_size=_flag(echoed.block_size, flags.get("block_size"), default_block_size),
         gpu_memory_utilization=_flag(
             echoed.gpu_memory_utilization,
@@ -239,17 +241,12 @@ def _batched_tokens(
     said = flags.get("max_num_batched_tokens")
     if said is not None:
         return Fact(said, Origin.CONFIG)
-    seqs = flags.get("max_num_seqs")
-    if platform.value == CPU:
-        world = (flags.get("tensor_parallel_size") or 1) * (flags.get("pipeline_parallel_size") or 1)
-        tokens, seqs = 2048 * world, seqs or 128 * world
-    elif operator.gpu is None:
+    batch = _batch_defaults(operator, platform)
+    if batch is None:
         return None
-    else:
-        batch = GPUS[operator.gpu].batch
-        if batch is LARGEST and not rules.largest_batches:
-            batch = LARGE
-        tokens, seqs = batch.max_num_batched_tokens, seqs or batch.max_num_seqs
+    if batch is LARGEST and not rules.largest_batches:
+        batch = LARGE
+    tokens, seqs = batch.max_num_batched_tokens, flags.get("max_num_seqs") or batch.max_num_seqs
     if max_model_len is not None:
         if flags.get("enable_chunked_prefill") is False:
             tokens = max(tokens, max_model_len.value)
@@ -257,6 +254,29 @@ def _batched_tokens(
             tokens = max(tokens, model.stack.largest_item_tokens)
         tokens = min(tokens, seqs * max_model_len.value)
     return Fact(tokens, Origin.DEFAULT, f"{tokens} (vLLM's default on this hardware)")
+
+
+def _batch_defaults(operator: OperatorFacts, platform: Fact[str]) -> BatchDefaults | None:
+    """What vLLM schedules at once where no flag says it; None when only a GPU's name would tell."""
+    if platform.value == CPU:
+        flags = operator.flags
+        world = (flags.get("tensor_parallel_size") or 1) * (flags.get("pipeline_parallel_size") or 1)
+        return BatchDefaults(2048 * world, 128 * world)
+    return None if operator.gpu is None else GPUS[operator.gpu].batch
+
+
+def _num_seqs(
+    operator: OperatorFacts, platform: Fact[str], batched_tokens: Fact[int] | None
+) -> Fact[int] | None:
+    """`--max-num-seqs`; vLLM's default is never more than the tokens of a step (engine/arg_utils.py)."""
+    said = operator.flags.get("max_num_seqs")
+    if said is not None:
+        return Fact(said, Origin.CONFIG)
+    batch = _batch_defaults(operator, platform)
+    if batch is None:
+        return None
+    seqs = batch.max_num_seqs if batched_tokens is None else min(batch.max_num_seqs, batched_tokens.value)
+    return Fact(seqs, Origin.DEFAULT, f"{seqs} (vLLM's default on this hardware)")
 
 
 def _missing_for_pool(

@@ -22,7 +22,7 @@ COUNTERS = (
     "finished_prompt_tokens_total",
     "finished_generation_tokens_total",
 )
-GAUGES = ("kv_usage_ratio", "requests_running", "requests_waiting")
+GAUGES = ("kv_usage_ratio", "requests_running", "requests_waiting", "requests_waiting_capacity")
 KEPT = (*COUNTERS, *GAUGES)
 """Fields of EngineSnapshot that are remembered of earlier pages."""
 
@@ -38,6 +38,23 @@ class Moment:
 
     taken_at: float
     figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recent:
+    """Earlier instants of the same run that a scrape is compared with; None where no scrape is near.
+
+    Attributes:
+        previous: the scrape before.
+        seconds_10, seconds_30, seconds_60: so long ago.
+        oldest: the oldest of the last five minutes.
+    """
+
+    previous: Moment | None = None
+    seconds_10: Moment | None = None
+    seconds_30: Moment | None = None
+    seconds_60: Moment | None = None
+    oldest: Moment | None = None
 
 
 @dataclass(frozen=True, slots=True)

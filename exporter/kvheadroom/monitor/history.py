@@ -8,7 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
 from kvheadroom.capacity.assessment import STALE_AFTER_TICKS
-from kvheadroom.capacity.history import COUNTERS, KEPT, WINDOWS, Moment
+from kvheadroom.capacity.history import COUNTERS, KEPT, WINDOWS, Moment, Recent
 from kvheadroom.capacity.readings import EngineSnapshot
 
 FINE_SECONDS, FINE_STEP = 300.0, 1.0
@@ -28,13 +28,14 @@ _instant = itemgetter(0)
 class EngineHistory:
     """Rows of one engine, evenly spaced: at a gap, a restart or a clock set back they begin anew.
 
-    A row is 16 numbers; 80 KB in all at an interval of 1 s or less, 26 KB at 5 s.
+    A row is 17 numbers; 80 KB in all at an interval of 1 s or less, 26 KB at 5 s.
     """
 
     def __init__(self, interval_seconds: float) -> None:
         self._interval = interval_seconds
         self._started_at: float | None = None
         self._last: Row | None = None
+        self._previous: Row | None = None
         self._fine: list[Row] = []
         self._coarse: list[Row] = []
 
@@ -47,9 +48,9 @@ class EngineHistory:
         """
         row = array("d", (taken_at, *(math.nan if n is None else n for n in _FIGURES(snapshot))))
         if self._last is not None and not self._goes_on(self._last, row, started_at):
-            self._fine, self._coarse = [], []
+            self._fine, self._coarse, self._last = [], [], None
         self._started_at = self._started_at if started_at is None else started_at
-        self._last = row
+        self._previous, self._last = self._last, row
         self._keep(self._fine, row, FINE_STEP, FINE_SECONDS)
         self._keep(self._coarse, row, COARSE_STEP, COARSE_SECONDS)
 
@@ -57,6 +58,12 @@ class EngineHistory:
         """Where each window begins that reaches back whole."""
         starts = {name: self._at(seconds) for name, seconds in WINDOWS.items()}
         return {name: _moment(row) for name, row in starts.items() if row is not None}
+
+    def recent(self) -> Recent:
+        """Instants to compare the last scrape with."""
+        rows = (self._previous, self._at(10.0), self._at(30.0), self._at(60.0), next(iter(self._fine), None))
+        previous, ten, thirty, sixty, oldest = (None if row is None else _moment(row) for row in rows)
+        return Recent(previous=previous, seconds_10=ten, seconds_30=thirty, seconds_60=sixty, oldest=oldest)
 
     def moments(self, seconds: float) -> Iterator[Moment]:
         """What is remembered of the last so many seconds, oldest first; every scrape of up to five minutes."""

@@ -1,0 +1,183 @@
+"""What binds: each verdict from numbers that prove it, and a reason where they do not."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvheadroom.capacity.assessment import Assessment, Reading, assess
+from kvheadroom.capacity.binding_limit import Limit
+from kvheadroom.capacity.history import Moment, Recent
+from kvheadroom.capacity.readings import EngineSnapshot
+from tests.capacity.facts_builder import facts
+
+NOW = 1_700_000_000.0
+FLAGS = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "block_size": 16}
+# 101 blocks of 16 tokens, 100 of them usable; a request of max_model_len (1,024 tokens) takes 64.
+ENGINE = EngineSnapshot(
+    engine="0",
+    num_blocks=101,
+    block_size=16,
+    attention_block_size=16,
+    max_concurrency=101 / 64,
+    kv_usage_ratio=0.5,
+    requests_running=4.0,
+    requests_waiting=3.0,
+    requests_waiting_capacity=3.0,
+    requests_waiting_deferred=0.0,
+    preemptions_total=7.0,
+    prompt_tokens_total=10_000.0,
+    generation_tokens_total=5_000.0,
+    prefix_cache_queries_total=0.0,
+)
+BEFORE: dict[str, float] = {
+    "requests_running": 4.0,
+    "requests_waiting": 3.0,
+    "requests_waiting_capacity": 3.0,
+    "kv_usage_ratio": 0.5,
+    "preemptions_total": 7.0,
+    "prompt_tokens_total": 9_900.0,
+    "generation_tokens_total": 4_900.0,
+}
+
+
+def seen(
+    *,
+    before: dict[str, float] | None = BEFORE,
+    flags: dict[str, Any] = FLAGS,
+    version: str = "0.33.0",
+    **said: Any,
+) -> Assessment:
+    previous = None if before is None else Moment(NOW - 5, before)
+    ten = None if before is None else Moment(NOW - 10, before)
+    reading = Reading(
+        facts=facts(flags=flags, version=version, max_model_len=1024),
+        snapshot=replace(ENGINE, **said),
+        taken_at=NOW,
+        recent=Recent(previous=previous, seconds_10=ten),
+    )
+    return assess(reading, ())
+
+
+def limit(**said: Any) -> Limit | None:
+    return seen(**said).binding_limit.limit
+
+
+def why(**said: Any) -> str:
+    return seen(**said).binding_limit.why
+
+
+def test_nothing_binds_while_no_request_waits() -> None:
+    assert limit(requests_waiting=0.0, requests_waiting_capacity=0.0) is Limit.NONE
+
+
+def test_requests_that_wait_for_no_room_are_deferred() -> None:
+    said = {"requests_waiting_capacity": 0.0, "requests_waiting_deferred": 3.0}
+    assert limit(**said) is Limit.DEFERRED
+    assert limit(requests_waiting_deferred=2.0, requests_waiting=5.0) is not Limit.DEFERRED
+
+
+def test_as_many_running_as_max_num_seqs_is_that_limit_however_empty_the_pool() -> None:
+    assert limit(requests_running=8.0, kv_usage_ratio=0.1) is Limit.MAX_NUM_SEQS
+    assert limit(requests_running=8.0, kv_usage_ratio=1.0) is Limit.MAX_NUM_SEQS
+    assert "8 run, which is max_num_seqs, and 3 requests wait" in why(requests_running=8.0)
+
+
+def test_a_request_that_ended_in_the_step_of_the_scrape_does_not_hide_max_num_seqs() -> None:
+    assert limit(requests_running=7.0, before={**BEFORE, "requests_running": 8.0}) is Limit.MAX_NUM_SEQS
+
+
+def test_a_preemption_since_the_scrape_before_is_the_pool() -> None:
+    assert limit(preemptions_total=9.0, kv_usage_ratio=0.2) is Limit.KV_POOL
+    assert why(preemptions_total=9.0) == "2 preempted since the scrape before, and 3 requests wait"
+
+
+def test_no_free_block_is_the_pool_at_the_first_scrape() -> None:
+    assert limit(kv_usage_ratio=1.0, before=None) is Limit.KV_POOL
+    assert limit(kv_usage_ratio=0.99, before=None) is None
+
+
+def test_fewer_free_blocks_than_the_usual_prompt_needs_are_the_pool() -> None:
+    finished = {"finished_requests_total": 10.0, "finished_prompt_tokens_total": 10 * 16 * 20.0}
+    # 20 blocks a prompt
+    assert limit(kv_usage_ratio=0.81, **finished) is Limit.KV_POOL
+    assert "19 blocks are free, the usual prompt needs 20" in why(kv_usage_ratio=0.81, **finished)
+    # Fewer are needed where half of each prompt is found in the prefix cache, and before 0.19 for the first chunk only.
+    found = {"prefix_cache_queries_total": 1000.0, "prefix_cache_hits_total": 500.0}
+    assert "usual" not in why(kv_usage_ratio=0.81, **finished, **found)
+    small = {**FLAGS, "max_num_batched_tokens": 64}
+    assert "usual" not in why(kv_usage_ratio=0.95, version="0.18.1", flags=small, **finished)
+    assert "usual prompt needs 4" in why(kv_usage_ratio=0.97, version="0.18.1", flags=small, **finished)
+
+
+def test_blocks_for_the_longest_request_leave_the_tokens_of_the_steps() -> None:
+    assert limit(kv_usage_ratio=0.36, before={**BEFORE, "kv_usage_ratio": 0.2}) is Limit.TOKEN_BUDGET
+    # One block less, now or one scrape before, and it may be the pool.
+    assert limit(kv_usage_ratio=0.37, before={**BEFORE, "kv_usage_ratio": 0.2}) is not Limit.TOKEN_BUDGET
+    assert limit(kv_usage_ratio=0.36, before={**BEFORE, "kv_usage_ratio": 0.37}) is not Limit.TOKEN_BUDGET
+
+
+def test_a_queue_before_room_with_nothing_computed_is_no_token_budget() -> None:
+    still = {
+        **BEFORE,
+        "kv_usage_ratio": 0.2,
+        "prompt_tokens_total": 10_000.0,
+        "generation_tokens_total": 5_000.0,
+    }
+    assert limit(kv_usage_ratio=0.2, before=still) is None
+    assert "although 80 blocks are free" in why(kv_usage_ratio=0.2, before=still)
+
+
+def test_steps_that_left_most_of_their_tokens_leave_the_pool() -> None:
+    # 100 tokens generated by 4 at a time are 25 steps of 512; computed were 100 + 100.
+    assert limit() is Limit.KV_POOL
+    assert "steps used at most 2% of their tokens" in why()
+    # 6,300 prompt tokens more are exactly half of the 12,800.
+    assert limit(prompt_tokens_total=16_199.0) is Limit.KV_POOL
+    assert limit(prompt_tokens_total=16_200.0) is None
+    # A prompt under way is not counted yet, but its blocks are: 40 of them are 640 tokens.
+    assert "at most 7% of" in why(before={**BEFORE, "kv_usage_ratio": 0.1})
+
+
+def test_without_reasons_for_waiting_elimination_proves_nothing() -> None:
+    before = {key: value for key, value in BEFORE.items() if key != "requests_waiting_capacity"}
+    old: dict[str, Any] = {
+        "requests_waiting_capacity": None,
+        "requests_waiting_deferred": None,
+        "before": before,
+    }
+    assert limit(version="0.18.1", **old) is None
+    assert limit(version="0.18.1", kv_usage_ratio=0.1, **old) is None
+    assert limit(version="0.18.1", kv_usage_ratio=1.0, **old) is Limit.KV_POOL
+
+
+def test_without_max_num_seqs_only_what_the_pool_itself_shows_is_told() -> None:
+    for flags in ({"block_size": 16}, {"block_size": 16, "max_num_batched_tokens": 512}):
+        assert limit(flags=flags) is None
+        assert "flags: {max_num_seqs: N}" in why(flags=flags)
+        assert limit(flags=flags, kv_usage_ratio=1.0) is Limit.KV_POOL
+
+
+def test_more_running_than_max_num_seqs_contradicts_it() -> None:
+    assert limit(requests_running=9.0) is None
+    assert "9 run, more than max_num_seqs (8)" in why(requests_running=9.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"sleeping": True}, "sleeps"),
+        (
+            {"requests_waiting": None, "requests_waiting_capacity": None},
+            "does not tell its running and waiting",
+        ),
+        ({"requests_running": None}, "does not tell its running and waiting"),
+        ({"before": None}, "1 request waits at the first scrape|3 requests wait at the first scrape"),
+        ({"before": {**BEFORE, "requests_waiting_capacity": 0.0}}, "may just have come"),
+        ({"num_blocks": None}, "how many blocks are free"),
+    ],
+)
+def test_what_is_not_known_has_a_reason(said: dict[str, Any], reason: str) -> None:
+    assert limit(**said) is None
+    assert re.search(reason, why(**said))
