@@ -122,6 +122,11 @@ def test_the_limit_that_binds_is_a_label_and_what_is_not_known_has_no_sample() -
     assert of("binding_limit", replica="gqa") is None
 
 
+def test_a_state_that_an_engine_is_in_is_a_label_and_no_other_has_a_sample() -> None:
+    assert of("engine_state", replica="gqa") == of("engine_state", replica="gqa", state="thrash") == 1
+    assert of("engine_state", replica="hub") is None
+
+
 def test_hit_ratios_are_given_by_window_and_only_where_the_counters_count_no_more_than_that() -> None:
     assert of("prefix_cache_hit_ratio", replica="offload", window="1m") == 0
     assert of("external_prefix_cache_hit_ratio", replica="offload", window="1m") == pytest.approx(2 / 3)

@@ -18,6 +18,7 @@ from kvheadroom.capacity.binding_limit import (
 )
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
+from kvheadroom.capacity.engine_states import StateFound, find_states
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
@@ -80,6 +81,7 @@ class Assessment:
     occupancy: TokenOccupancy
     hit_windows: tuple[HitWindow, ...]
     binding_limit: BindingLimit
+    states: tuple[StateFound, ...]
     problems: tuple[PageProblem, ...]
 
 
@@ -353,6 +355,7 @@ def assess(
         occupancy=estimate_occupancy(snapshot, facts, observation, lengths_of),
         hit_windows=windows,
         binding_limit=find_binding_limit(admission),
+        states=find_states(admission, reading.past, growths, sessions),
         problems=(
             *_contradictions(snapshot, observation),
             *findings(snapshot, facts.rules, granularity, growths),

@@ -149,8 +149,7 @@ def _excluded(now: Admission, queue: float, running: float) -> BindingLimit:
         return BindingLimit(
             None, f"{_requests(queue)} at the first scrape; the next one tells whether they stay"
         )
-    before = previous.figures.get("requests_waiting_capacity", previous.figures.get("requests_waiting"))
-    if not before:
+    if not queue_at(previous):
         return BindingLimit(
             None, f"{_requests(queue)}, and none did one scrape before: they may just have come"
         )
@@ -231,6 +230,11 @@ def used_budget_ratio(now: Admission, running: float) -> float | None:
     computed = prompts + generated + max(0.0, used - tokens_then)
     steps = generated / (max(running, ran, 1.0) * (1 + now.facts.draft.tokens))
     return computed / (steps * budget.value)
+
+
+def queue_at(moment: Moment) -> float | None:
+    """As Admission.queue, of an earlier scrape."""
+    return moment.figures.get("requests_waiting_capacity", moment.figures.get("requests_waiting"))
 
 
 def _least_free(now: Admission, previous: Moment, free: int) -> float | None:

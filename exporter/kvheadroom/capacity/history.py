@@ -46,15 +46,16 @@ class Recent:
 
     Attributes:
         previous: the scrape before.
-        seconds_10, seconds_30, seconds_60: so long ago.
+        seconds_10, seconds_30: so long ago.
         oldest: the oldest of the last five minutes.
+        usage_of_30_seconds: mean of kv_usage_ratio since seconds_30.
     """
 
     previous: Moment | None = None
     seconds_10: Moment | None = None
     seconds_30: Moment | None = None
-    seconds_60: Moment | None = None
     oldest: Moment | None = None
+    usage_of_30_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,19 @@ def growth(before: Moment, now: EngineSnapshot, now_at: float) -> Growth:
         if value is not None and earlier is not None and value >= earlier:
             grown[name] = value - earlier
     return Growth(now_at - before.taken_at, grown)
+
+
+def between(whole: Growth, last: Growth) -> Growth:
+    """What the counters grew by before the last part of a longer time."""
+    seconds = None if whole.seconds is None or last.seconds is None else whole.seconds - last.seconds
+    return Growth(
+        seconds,
+        {
+            name: value - last.counters[name]
+            for name, value in whole.counters.items()
+            if name in last.counters
+        },
+    )
 
 
 def growth_since_start(now: EngineSnapshot) -> Growth:

@@ -23,6 +23,7 @@ Row: TypeAlias = "array[float]"
 
 _FIGURES = attrgetter(*KEPT)
 _instant = itemgetter(0)
+_USAGE = 1 + KEPT.index("kv_usage_ratio")
 
 
 class EngineHistory:
@@ -61,9 +62,16 @@ class EngineHistory:
 
     def recent(self) -> Recent:
         """Instants to compare the last scrape with."""
-        rows = (self._previous, self._at(10.0), self._at(30.0), self._at(60.0), next(iter(self._fine), None))
-        previous, ten, thirty, sixty, oldest = (None if row is None else _moment(row) for row in rows)
-        return Recent(previous=previous, seconds_10=ten, seconds_30=thirty, seconds_60=sixty, oldest=oldest)
+        thirty = self._at(30.0)
+        rows = (self._previous, self._at(10.0), thirty, next(iter(self._fine), None))
+        previous, ten, half_minute, oldest = (None if row is None else _moment(row) for row in rows)
+        return Recent(
+            previous=previous,
+            seconds_10=ten,
+            seconds_30=half_minute,
+            oldest=oldest,
+            usage_of_30_seconds=None if thirty is None else self._mean_usage(thirty[0]),
+        )
 
     def moments(self, seconds: float) -> Iterator[Moment]:
         """What is remembered of the last so many seconds, oldest first; every scrape of up to five minutes."""
@@ -72,6 +80,11 @@ class EngineHistory:
         rows = self._fine if seconds <= FINE_SECONDS else self._coarse
         since = self._last[0] - seconds
         yield from (_moment(row) for row in rows if row[0] >= since)
+
+    def _mean_usage(self, since: float) -> float | None:
+        """Mean of the usage from an instant on."""
+        told = [row[_USAGE] for row in self._fine if row[0] >= since and not math.isnan(row[_USAGE])]
+        return sum(told) / len(told) if told else None
 
     def _goes_on(self, before: Row, row: Row, started_at: float | None) -> bool:
         """Whether this is the same run of the server, and the last row is not too old to be followed."""

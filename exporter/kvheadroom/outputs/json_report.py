@@ -294,6 +294,7 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             "limit": None if engine.binding_limit.limit is None else str(engine.binding_limit.limit),
             "why": engine.binding_limit.why,
         },
+        "states": [{"state": str(found.state), "why": found.why} for found in engine.states],
         "token_occupancy": {
             "estimate_ratio": engine.occupancy.estimate_ratio,
             "least_ratio": engine.occupancy.least_ratio,

@@ -229,6 +229,14 @@ BINDING_LIMIT = Metric(
     "deferred (they wait for a LoRA slot, a grammar or a connector), or none (no request waits). Absent where the page cannot "
     "tell it; the status page has the reason.",
 )
+ENGINE_STATE = Metric(
+    "engine_state",
+    "gauge",
+    (*ENGINE_LABELS, "state"),
+    "1 for each named state that the engine is in: scheduler_stalled, reprefill_loop, thrash, working_set_exceeds_pool, "
+    "pool_below_one_session (docs/forecast.md defines them). Absent otherwise, and after a restart or a gap until a state's "
+    "time is over again.",
+)
 _WINDOW_LABELS = (*ENGINE_LABELS, "window")
 PREFIX_CACHE_HIT_RATIO = Metric(
     "prefix_cache_hit_ratio",
@@ -447,6 +455,7 @@ CATALOGUE: tuple[Metric, ...] = (
     SESSIONS_HEADROOM,
     WAITING_BY_REASON,
     BINDING_LIMIT,
+    ENGINE_STATE,
     SAMPLE_AGE,
     SOURCE_UP,
     SOURCE_FAILURES,

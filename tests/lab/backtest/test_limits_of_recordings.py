@@ -15,7 +15,7 @@ from tests.conftest import TESTS
 
 LOADS = sorted(path.name.split(".")[0] for path in (TESTS / "recordings/loads").glob("*.metrics.jsonl.gz"))
 PUBLIC = ("burst", "chat", "steady")
-LIMITS, WAITING = "kvheadroom_binding_limit", "kvheadroom_requests_waiting"
+LIMITS, WAITING, STATES = "kvheadroom_binding_limit", "kvheadroom_requests_waiting", "kvheadroom_engine_state"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ class Watched:
             read_recording(path),
             name,
             every_seconds=1.0,
-            wanted=frozenset({LIMITS, WAITING}),
+            wanted=frozenset({LIMITS, WAITING, STATES}),
             report=lambda _: None,
         )
 
@@ -116,6 +116,18 @@ def test_in_every_burst_the_pool_is_told_to_bind_within_a_second_of_the_first_pr
     assert len(starts) == 3
     for start in starts:
         assert any("kv_pool" in told for told in ticks[int(start) - 3 : int(start) + 2])
+
+
+def test_the_only_state_of_all_recordings_is_the_working_set_of_the_chat_ramp(watched: Watched) -> None:
+    states = {
+        (name, series.label("state")): [tick for tick, value in enumerate(values) if value]
+        for name in (*(f"public_{one}" for one in PUBLIC), *LOADS)
+        for series, values in watched.history(name).series.items()
+        if series.name == STATES
+    }
+    # The hit rate falls, and 18.5 s later the first request is preempted: from then on it is no more the one without the other.
+    assert states == {("public_chat", "working_set_exceeds_pool"): list(range(103, 122))}
+    assert events(watched.history("public_chat"))[0] == pytest.approx(121.5, abs=0.1)
 
 
 def test_the_table_of_docs_forecast_is_what_was_measured(watched: Watched) -> None:
