@@ -126,16 +126,17 @@ def find_binding_limit(now: Admission) -> BindingLimit:
 def _certain(now: Admission, queue: float, running: float) -> BindingLimit | None:
     """What the numbers of this scrape and of the one before prove by themselves."""
     seqs, free = now.facts.max_num_seqs, now.observation.free_blocks
+    if seqs is not None and running == seqs.value:
+        return BindingLimit(
+            Limit.MAX_NUM_SEQS,
+            f"{running:,.0f} run, which is max_num_seqs{_mark(seqs)}, and {_requests(queue)}",
+        )
+    # Counted late, so one that ran into max_num_seqs since is looked at first.
     since = now.since(now.recent.previous)
     preempted = None if since is None else since.of("preemptions_total")
     if preempted:
         return BindingLimit(
             Limit.KV_POOL, f"{preempted:,.0f} preempted since the scrape before, and {_requests(queue)}"
-        )
-    if seqs is not None and running == seqs.value:
-        return BindingLimit(
-            Limit.MAX_NUM_SEQS,
-            f"{running:,.0f} run, which is max_num_seqs{_mark(seqs)}, and {_requests(queue)}",
         )
     if free == 0:
         return BindingLimit(Limit.KV_POOL, f"no block is free, and {_requests(queue)}")
@@ -153,24 +154,24 @@ def _excluded(now: Admission, queue: float, running: float) -> BindingLimit:
         return BindingLimit(
             None, f"{_requests(queue)}, and none did one scrape before: they may just have come"
         )
-    if seqs is not None:
-        # A request that ended in the step of this scrape has already left the batch, and nothing has taken its place yet.
-        ran = previous.figures.get("requests_running", 0.0)
-        if ran == seqs.value:
-            return BindingLimit(
-                Limit.MAX_NUM_SEQS,
-                f"{ran:,.0f} ran one scrape before, which is max_num_seqs{_mark(seqs)}, and {_requests(queue)}",
-            )
-        if max(running, ran) > seqs.value:
-            return BindingLimit(
-                None, f"{max(running, ran):,.0f} run, more than max_num_seqs ({seqs.value:,}{_mark(seqs)})"
-            )
+    ran = previous.figures.get("requests_running", 0.0)
+    if seqs is not None and max(running, ran) > seqs.value:
+        return BindingLimit(
+            None, f"{max(running, ran):,.0f} run, more than max_num_seqs ({seqs.value:,}{_mark(seqs)})"
+        )
     if free is None:
         return BindingLimit(None, f"{_requests(queue)}, and the page does not tell how many blocks are free")
     usual, longest = now.need.usual_blocks, now.need.longest_blocks
-    if usual is not None and free < usual:
+    used = used_budget_ratio(now)
+    if usual is not None and free < usual and (used is None or used < 1):
         return BindingLimit(
             Limit.KV_POOL, f"{_blocks(free)} free, the usual prompt needs {usual:,}, and {_requests(queue)}"
+        )
+    if seqs is not None and ran == seqs.value:
+        # A request that ended in the step of this scrape has already left the batch, and nothing has taken its place yet.
+        return BindingLimit(
+            Limit.MAX_NUM_SEQS,
+            f"{ran:,.0f} ran one scrape before, which is max_num_seqs{_mark(seqs)}, and {_requests(queue)}",
         )
     if seqs is None or seqs.assumed:
         return BindingLimit(
@@ -179,14 +180,15 @@ def _excluded(now: Admission, queue: float, running: float) -> BindingLimit:
         )
     freest = _least_free(now, previous, free)
     if longest is not None and freest is not None and freest >= longest:
-        return _not_the_pool(now, queue, f"{_blocks(free)} free, a request takes {longest:,} at most")
-    used = used_budget_ratio(now, running)
+        return _not_the_pool(
+            now, seqs.value, queue, f"{_blocks(free)} free, a request takes {longest:,} at most"
+        )
     told = now.snapshot.requests_waiting_capacity is not None
     if told and used is not None and used < UNSPENT_RATIO:
         return BindingLimit(
             Limit.KV_POOL,
-            f"{_requests(queue)}, {running:,.0f} of {seqs.value:,} run and steps used at most {used:.0%} of their "
-            f"tokens, so what waits does not fit in the {_blocks(free)} free",
+            f"{_requests(queue)} and {_blocks(free)} free; {running:,.0f} of {seqs.value:,} run, and steps used about "
+            f"{used:.0%} of their tokens: what waits does not fit",
         )
     return BindingLimit(
         None,
@@ -195,8 +197,9 @@ def _excluded(now: Admission, queue: float, running: float) -> BindingLimit:
     )
 
 
-def _not_the_pool(now: Admission, queue: float, room: str) -> BindingLimit:
-    since = now.since(now.recent.seconds_10 or now.recent.previous)
+def _not_the_pool(now: Admission, max_num_seqs: int, queue: float, room: str) -> BindingLimit:
+    ten = now.recent.seconds_10
+    since = now.since(ten or now.recent.previous)
     done = (
         0.0
         if since is None
@@ -204,26 +207,38 @@ def _not_the_pool(now: Admission, queue: float, room: str) -> BindingLimit:
     )
     if done == 0 or now.snapshot.requests_waiting_capacity is None:
         return BindingLimit(None, f"{_requests(queue)} although {room}, and the page does not tell for what")
+    if ten is not None and ten.figures.get("requests_running") == max_num_seqs:
+        return BindingLimit(
+            None, f"{_requests(queue)} although {room}; 10 s ago max_num_seqs ({max_num_seqs:,}) ran"
+        )
     return BindingLimit(
         Limit.TOKEN_BUDGET,
         f"{_requests(queue)}, neither for blocks ({room}) nor for max_num_seqs: the tokens of each step are spent",
     )
 
 
-def used_budget_ratio(now: Admission, running: float) -> float | None:
-    """At most which share of their token budget the steps of the last 10 s used, on average; None where it is not known.
+def used_budget_ratio(now: Admission) -> float | None:
+    """About which share of their token budget steps used since the scrape before, or in the last 10 s, whichever is more.
 
-    A step gives each running request at most one token, and those of a draft. So the steps were at least generated tokens /
-    (running x (1 + draft)), and their budget at least so many times max_num_batched_tokens. What was computed is at most the
-    prompts that were completed, the tokens generated, and what the pool holds more than then (prompts under way).
+    None where it is not known. A step gives each running request at most one token, and those of a draft. So there were about
+    generated tokens / (running x (1 + draft)) steps or more, with a budget of max_num_batched_tokens each. Computed were the prompts
+    that were completed, the tokens generated, and what the pool holds more than then (prompts under way).
     """
-    budget, since_at = now.facts.max_num_batched_tokens, now.recent.seconds_10 or now.recent.previous
-    since = now.since(since_at)
-    if budget is None or budget.assumed or since is None or since_at is None:
+    ratios = [_used_since(now, moment) for moment in (now.recent.previous, now.recent.seconds_10)]
+    return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+
+def _used_since(now: Admission, moment: Moment | None) -> float | None:
+    budget, since, running = (
+        now.facts.max_num_batched_tokens,
+        now.since(moment),
+        now.snapshot.requests_running,
+    )
+    if budget is None or budget.assumed or since is None or moment is None or running is None:
         return None
     prompts, generated = since.of("prompt_tokens_total"), since.of("generation_tokens_total")
     room, used = now.observation.usable_blocks, now.observation.used_tokens
-    ran, usage = since_at.figures.get("requests_running"), since_at.figures.get("kv_usage_ratio")
+    ran, usage = moment.figures.get("requests_running"), moment.figures.get("kv_usage_ratio")
     if prompts is None or not generated or ran is None or usage is None or used is None or room is None:
         return None
     tokens_then = usage * room * (now.observation.block_size or 0)

@@ -93,13 +93,26 @@ def test_where_nobody_waits_nothing_binds(watched: Watched, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["aborts", "agentic", "burst", "data_parallel", "mixed_lengths", "ramp", "public_burst", "public_chat"],
+    ("name", "at_least"),
+    [
+        ("aborts", 0.7),
+        ("agentic", 0.6),
+        ("burst", 0.8),
+        ("data_parallel", 0.8),
+        ("mixed_lengths", 0.8),
+        ("ramp", 0.8),
+        ("public_burst", 0.8),
+        # There the tokens of steps are spent at times, on prompts that are no longer found.
+        ("public_chat", 0.5),
+    ],
 )
-def test_a_queue_before_a_full_pool_is_told_as_the_pools(watched: Watched, name: str) -> None:
+def test_a_queue_before_a_full_pool_is_told_as_the_pools_or_as_not_known(
+    watched: Watched, name: str, at_least: float
+) -> None:
     ticks = watched.told(name)
-    assert share(ticks, "kv_pool") >= 0.7
+    assert share(ticks, "kv_pool") >= at_least
     assert share(ticks, "max_num_seqs") == 0
+    assert share(ticks, "token_budget") <= 0.06
 
 
 def test_on_the_chat_ramp_the_pool_is_told_to_bind_long_before_the_first_preemption(watched: Watched) -> None:
