@@ -5,6 +5,7 @@ in this order: a victim was preempted in this step, the step's tokens are spent,
 not free. It says nowhere which it was. What the page cannot tell apart is `None` here, with the reason.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -162,8 +163,13 @@ def _excluded(now: Admission, queue: float, running: float) -> BindingLimit:
     if free is None:
         return BindingLimit(None, f"{_requests(queue)}, and the page does not tell how many blocks are free")
     usual, longest = now.need.usual_blocks, now.need.longest_blocks
-    used = used_budget_ratio(now)
-    if usual is not None and free < usual and (used is None or used < 1):
+    steps = [
+        found
+        for moment in (previous, now.recent.seconds_10, now.recent.seconds_30)
+        if (found := steps_since(now, moment)) is not None
+    ]
+    seen_ratio = max((found.seen_ratio for found in steps), default=0.0)
+    if usual is not None and free < usual and seen_ratio < 1:
         return BindingLimit(
             Limit.KV_POOL, f"{_blocks(free)} free, the usual prompt needs {usual:,}, and {_requests(queue)}"
         )
@@ -184,11 +190,14 @@ def _excluded(now: Admission, queue: float, running: float) -> BindingLimit:
             now, seqs.value, queue, f"{_blocks(free)} free, a request takes {longest:,} at most"
         )
     told = now.snapshot.requests_waiting_capacity is not None
-    if told and used is not None and used < UNSPENT_RATIO:
+    # The shortest time in which what cannot be seen is small beside what the steps had room for.
+    telling = next((found for found in steps if found.unseen_ratio < UNSPENT_RATIO / 2), None)
+    most = None if telling is None else telling.counted_ratio + telling.unseen_ratio
+    if told and most is not None and max(most, seen_ratio) < UNSPENT_RATIO:
         return BindingLimit(
             Limit.KV_POOL,
-            f"{_requests(queue)} and {_blocks(free)} free; {running:,.0f} of {seqs.value:,} run, and steps used about "
-            f"{used:.0%} of their tokens: what waits does not fit",
+            f"{_requests(queue)} and {_blocks(free)} free; {running:,.0f} of {seqs.value:,} run, and steps used at most "
+            f"{most:.0%} of their tokens: what waits does not fit",
         )
     return BindingLimit(
         None,
@@ -217,18 +226,34 @@ def _not_the_pool(now: Admission, max_num_seqs: int, queue: float, room: str) ->
     )
 
 
-def used_budget_ratio(now: Admission) -> float | None:
-    """About which share of their token budget steps used since the scrape before, or in the last 10 s, whichever is more.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What the steps since an earlier scrape computed, in shares of the tokens that they had room for.
 
-    None where it is not known. A step gives each running request at most one token, and those of a draft. So there were about
-    generated tokens / (running x (1 + draft)) steps or more, with a budget of max_num_batched_tokens each. Computed were the prompts
-    that were completed, the tokens generated, and what the pool holds more than then (prompts under way).
+    Attributes:
+        counted_ratio: prompts completed and tokens generated.
+        under_way_ratio: what the pool holds more than then.
+        unseen_ratio: what can have been computed besides at most.
     """
-    ratios = [_used_since(now, moment) for moment in (now.recent.previous, now.recent.seconds_10)]
-    return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+    counted_ratio: float
+    under_way_ratio: float
+    unseen_ratio: float
+
+    @property
+    def seen_ratio(self) -> float:
+        """What the page shows of it."""
+        return self.counted_ratio + self.under_way_ratio
 
 
-def _used_since(now: Admission, moment: Moment | None) -> float | None:
+def steps_since(now: Admission, moment: Moment | None) -> Steps | None:
+    """None where it is not known.
+
+    A step gives each running request at most one token, and those of a draft. So there were generated tokens / (running x
+    (1 + draft)) steps or more, with a budget of max_num_batched_tokens each. A prompt is counted once, as it is completed;
+    while steps are full only the last one admitted is under way, and what was preempted is computed again without being counted: each of
+    these has at most max_model_len tokens.
+    """
     budget, since, running = (
         now.facts.max_num_batched_tokens,
         now.since(moment),
@@ -241,10 +266,16 @@ def _used_since(now: Admission, moment: Moment | None) -> float | None:
     ran, usage = moment.figures.get("requests_running"), moment.figures.get("kv_usage_ratio")
     if prompts is None or not generated or ran is None or usage is None or used is None or room is None:
         return None
-    tokens_then = usage * room * (now.observation.block_size or 0)
-    computed = prompts + generated + max(0.0, used - tokens_then)
-    steps = generated / (max(running, ran, 1.0) * (1 + now.facts.draft.tokens))
-    return computed / (steps * budget.value)
+    num_steps = generated / (max(running, ran, 1.0) * (1 + now.facts.draft.tokens))
+    room_tokens = num_steps * budget.value
+    more = max(0.0, used - usage * room * (now.observation.block_size or 0))
+    longest, preempted = now.facts.max_model_len, since.of("preemptions_total")
+    unseen = math.inf if longest is None or preempted is None else (1 + preempted) * longest.value
+    return Steps(
+        counted_ratio=(prompts + generated) / room_tokens,
+        under_way_ratio=more / room_tokens,
+        unseen_ratio=unseen / room_tokens,
+    )
 
 
 def queue_at(moment: Moment) -> float | None:

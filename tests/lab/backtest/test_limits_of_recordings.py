@@ -96,14 +96,14 @@ def test_where_nobody_waits_nothing_binds(watched: Watched, name: str) -> None:
     ("name", "at_least"),
     [
         ("aborts", 0.7),
-        ("agentic", 0.6),
+        ("agentic", 0.35),
         ("burst", 0.8),
         ("data_parallel", 0.8),
         ("mixed_lengths", 0.8),
         ("ramp", 0.8),
         ("public_burst", 0.8),
         # There the tokens of steps are spent at times, on prompts that are no longer found.
-        ("public_chat", 0.5),
+        ("public_chat", 0.45),
     ],
 )
 def test_a_queue_before_a_full_pool_is_told_as_the_pools_or_as_not_known(
