@@ -129,20 +129,21 @@ def _room(now: Admission, before: Moment) -> str | None:
 
 def _prefills_again(now: Admission, past: Mapping[str, Moment], growths: Mapping[str, Growth]) -> str | None:
     """Prompts are computed, again and again, and no token comes of it; nothing finishes, as it would where none is to come."""
-    half_minute, minute = now.recent.seconds_30, past.get("1m")
-    since_half, five = now.since(half_minute), growths.get("5m")
-    if half_minute is None or minute is None or since_half is None or five is None:
+    half_minute, minute, five = now.recent.seconds_30, past.get("1m"), growths.get("5m")
+    if half_minute is None or minute is None or five is None or five.of("generation_tokens_total") != 0:
+        return None
+    since_half = now.since(half_minute)
+    if since_half is None:
         return None
     grown = growths["1m"]
     ran = (now.snapshot.requests_running, *(_figure(at, "requests_running") for at in (half_minute, minute)))
     prompts, earlier = grown.of("prompt_tokens_total"), between(grown, since_half).of("prompt_tokens_total")
     later = since_half.of("prompt_tokens_total")
     still = (
-        five.of("generation_tokens_total"),
         five.of("finished_requests_total"),
         five.of("preemptions_total"),
     )
-    if still != (0, 0, 0) or not all(ran) or not earlier or not later:
+    if still != (0, 0) or not all(ran) or not earlier or not later:
         return None
     return (
         f"{ran[0]:,.0f} run and {prompts:,.0f} prompt tokens were computed in a minute, but in five minutes no token was "
@@ -153,8 +154,10 @@ def _prefills_again(now: Admission, past: Mapping[str, Moment], growths: Mapping
 def _thrashes(now: Admission, past: Mapping[str, Moment], growths: Mapping[str, Growth]) -> str | None:
     """More preemptions in a minute than requests are there, all the minute long, and no more tokens for it."""
     minute, half_minute, ten = past.get("1m"), now.recent.seconds_30, now.recent.seconds_10
-    since_half, since_ten = now.since(half_minute), now.since(ten)
     running, queue = now.snapshot.requests_running, now.queue
+    if not queue or minute is None or not growths["1m"].of("preemptions_total"):
+        return None
+    since_half, since_ten = now.since(half_minute), now.since(ten)
     if half_minute is None or since_half is None or ten is None or since_ten is None or minute is None:
         return None
     grown = growths["1m"]
@@ -183,14 +186,10 @@ def _thrashes(now: Admission, past: Mapping[str, Moment], growths: Mapping[str, 
 def _exceeds(now: Admission, growths: Mapping[str, Growth]) -> str | None:
     """Fewer prompt tokens are found than before, while requests hold much of the pool and the rest was written over."""
     minute, usage = growths.get("1m"), now.recent.usage_of_30_seconds
+    if minute is None or minute.of("preemptions_total") != 0 or usage is None or usage < HIGH_USAGE_RATIO:
+        return None
     lately, whole = now.since(now.recent.seconds_30), now.since(now.recent.oldest)
-    if (
-        minute is None
-        or minute.of("preemptions_total") != 0
-        or lately is None
-        or whole is None
-        or usage is None
-    ):
+    if lately is None or whole is None:
         return None
     earlier = between(whole, lately)
     rules = now.facts.rules
@@ -198,7 +197,7 @@ def _exceeds(now: Admission, growths: Mapping[str, Growth]) -> str | None:
     if found is None or found_before is None or found.doubt or found_before.doubt:
         return None
     seconds, seconds_before = lately.seconds or 0.0, earlier.seconds or 0.0
-    if seconds_before < LEAST_BEFORE_SECONDS or usage < HIGH_USAGE_RATIO:
+    if seconds_before < LEAST_BEFORE_SECONDS:
         return None
     if found.lookup_tokens / seconds < LEAST_LOOKUPS_FACTOR * found_before.lookup_tokens / seconds_before:
         return None
