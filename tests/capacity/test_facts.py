@@ -200,6 +200,28 @@ def test_how_many_tokens_are_batched_goes_by_the_gpu_unless_it_is_said(
         assert batched.assumed == ("max_num_batched_tokens" not in flags)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "flags", "seqs"),
+    [
+        ("L40S", {}, 256),
+        ("H100", {}, 1024),
+        ("cpu", {"tensor_parallel_size": 2}, 256),
+        ("H100", {"max_num_seqs": 40}, 40),
+        # Never more than the tokens of a step.
+        ("H100", {"max_num_batched_tokens": 777}, 777),
+        (None, {"max_num_seqs": 40}, 40),
+        (None, {"max_num_batched_tokens": 777}, None),
+    ],
+)
+def test_how_many_requests_run_at_once_goes_by_the_gpu_unless_it_is_said(
+    gpu: str | None, flags: dict[str, int], seqs: int | None
+) -> None:
+    found = facts(gpu=gpu, flags=flags).max_num_seqs
+    assert (None if found is None else found.value) == seqs
+    if found is not None:
+        assert found.assumed == ("max_num_seqs" not in flags)
+
+
 def test_the_overhead_is_a_guess_until_the_operator_says_one() -> None:
     guess = facts(hbm_bytes=10**11, weights_bytes=1)
     assert guess.overhead_bytes.value == 12 * 10**9

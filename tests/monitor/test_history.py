@@ -98,6 +98,47 @@ def test_moments_are_every_scrape_of_five_minutes_and_one_a_minute_beyond() -> N
     assert list(EngineHistory(5.0).moments(60.0)) == []
 
 
+def ages(kept: EngineHistory) -> dict[str, float]:
+    """How long ago each of the recent instants is."""
+    assert kept.recent().previous is not None
+    now = [moment.taken_at for moment in kept.moments(300.0)][-1]
+    recent = kept.recent()
+    names = ("previous", "seconds_10", "seconds_30", "oldest")
+    told = {name: getattr(recent, name) for name in names}
+    return {name: now - moment.taken_at for name, moment in told.items() if moment is not None}
+
+
+def test_recent_instants_are_those_nearest_to_so_long_ago() -> None:
+    seconds = {"seconds_10": 10.0, "seconds_30": 30.0}
+    assert ages(history(every(1.0, 100.0), 1.0)) == {"previous": 1.0, **seconds, "oldest": 100.0}
+    assert ages(history(every(5.0, 1_000.0))) == {"previous": 5.0, **seconds, "oldest": 305.0}
+    assert ages(history(every(5.0, 20.0))) == {"previous": 5.0, "seconds_10": 10.0, "oldest": 20.0}
+    # Scrapes 15 s apart have none that is near to 10 s ago.
+    apart = ages(history(every(15.0, 90.0), 15.0))
+    assert apart == {"previous": 15.0, "seconds_30": 30.0, "oldest": 90.0}
+
+
+def test_the_mean_usage_is_of_the_scrapes_of_30_seconds() -> None:
+    kept = EngineHistory(5.0)
+    for number, usage in enumerate([1.0, 1.0, 0.2, 0.3, 0.4, None, 0.6, 0.7, 0.8]):
+        kept.add(said(0.0, usage), START + 5.0 * number, 100.0)
+    # Of 10 to 40 s; one page did not tell it.
+    assert kept.recent().usage_of_30_seconds == pytest.approx(0.5)
+    assert history(every(5.0, 20.0)).recent().usage_of_30_seconds is None
+
+
+def test_after_a_restart_or_a_gap_there_is_no_scrape_before() -> None:
+    for at, started_at in ((1_005.0, 200.0), (2_000.0, 100.0)):
+        kept = history(every(5.0, 1_000.0))
+        kept.add(said(5_000.0), START + at, started_at)
+        recent = kept.recent()
+        assert recent.previous is recent.seconds_10 is recent.seconds_30 is None
+        kept.add(said(5_001.0), START + at + 5.0, started_at)
+        previous = kept.recent().previous
+        assert previous is not None
+        assert previous.figures["prompt_tokens_total"] == 5_000.0
+
+
 @pytest.mark.parametrize("interval", [0.25, 1.0, 5.0])
 def test_memory_is_bounded_however_long_and_often_it_is_asked(interval: float, seeded: random.Random) -> None:
     kept = EngineHistory(interval)

@@ -15,6 +15,7 @@ from kvheadroom.capacity.assessment import (
     assess,
 )
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
+from kvheadroom.capacity.engine_states import EngineState, StateFound
 from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_assignment import (
@@ -109,6 +110,13 @@ def inflated() -> ReplicaAssessment:
     return replace(old, engines=(again,), problems=again.problems)
 
 
+def in_thrash(of: ReplicaAssessment) -> ReplicaAssessment:
+    """The replica, its engine in a state that one page alone does not show."""
+    why = "24 preemptions in a minute, and <26> requests are there"
+    (engine,) = of.engines
+    return replace(of, engines=(replace(engine, states=(StateFound(EngineState.THRASH, why),)),))
+
+
 def fleet() -> FleetAssessment:
     refused = SourceFailure(
         "metrics",
@@ -118,7 +126,7 @@ def fleet() -> FleetAssessment:
     return FleetAssessment(
         (
             replace(
-                replica("gqa", "gqa_waiting_and_preempting"),
+                in_thrash(replica("gqa", "gqa_waiting_and_preempting")),
                 restarts_total=1,
                 problems=(PageProblem(ProblemReason.METRICS_LOST, "vllm:prompt_tokens_total: gone"),),
                 problems_total=((ProblemReason.BAD_VALUE, 7), (ProblemReason.METRICS_LOST, 3)),

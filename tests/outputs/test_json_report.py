@@ -41,6 +41,13 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert gqa["events"][0]["kind"] == "restarted"
     engine = gqa["engines"][0]
     assert engine["predicted"]["pool_tokens"] == engine["observed"]["pool_tokens"] == 4096
+    assert engine["binding_limit"]["limit"] is None
+    assert "at the first scrape" in engine["binding_limit"]["why"]
+    assert engine["states"] == [
+        {"state": "thrash", "why": "24 preemptions in a minute, and <26> requests are there"}
+    ]
+    assert hub["engines"][0]["binding_limit"] == {"limit": "none", "why": "no request waits"}
+    assert hub["engines"][0]["states"] == []
     assert engine["difference"] == {"pool_tokens": 0, "blocks": 0, "pool_bytes": 0, "ratio": 0}
     assert engine["facts"]["kv_cache_memory_bytes"] == {
         "value": 4194304,

@@ -114,6 +114,19 @@ def test_a_sample_is_the_number_that_the_engine_said() -> None:
     assert of("config_last_reload_success_timestamp_seconds") == NOW - 3600
 
 
+def test_the_limit_that_binds_is_a_label_and_what_is_not_known_has_no_sample() -> None:
+    assert of("binding_limit", replica="hub", limit="none") == 1
+    assert of("binding_limit", replica="hub") == 1
+    # A queue, and nothing remembered of the scrape before.
+    assert of("requests_waiting", replica="gqa") == 9
+    assert of("binding_limit", replica="gqa") is None
+
+
+def test_a_state_that_an_engine_is_in_is_a_label_and_no_other_has_a_sample() -> None:
+    assert of("engine_state", replica="gqa") == of("engine_state", replica="gqa", state="thrash") == 1
+    assert of("engine_state", replica="hub") is None
+
+
 def test_hit_ratios_are_given_by_window_and_only_where_the_counters_count_no_more_than_that() -> None:
     assert of("prefix_cache_hit_ratio", replica="offload", window="1m") == 0
     assert of("external_prefix_cache_hit_ratio", replica="offload", window="1m") == pytest.approx(2 / 3)

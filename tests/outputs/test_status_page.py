@@ -51,6 +51,14 @@ def test_predicted_observed_and_difference_stand_side_by_side() -> None:
     assert "+0.00 %" in page
 
 
+def test_what_binds_and_the_states_of_an_engine_stand_with_their_numbers() -> None:
+    page = words(shown=FleetAssessment((fleet().replicas[0],)))
+    assert "thrash. 24 preemptions in a minute, and <26> requests are there." in page
+    assert "What binds: not known. 9 requests wait at the first scrape; the next one tells" in page
+    # Nobody waits: nothing to say.
+    assert "What binds" not in words(shown=FleetAssessment((replica("gqa", "gqa_light_steady"),)))
+
+
 def test_hits_of_each_window_stand_with_their_tokens_and_a_doubt_with_its_reason() -> None:
     page = words(shown=FleetAssessment((fleet().replicas[5],)))
     assert "Prompt tokens found last 1m in the prefix cache 0.0 % 0 of 11,520" in page

@@ -9,13 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from kvheadroom.capacity.binding_limit import (
+    Admission,
+    BindingLimit,
+    Need,
+    find_binding_limit,
+    usual_need,
+)
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
+from kvheadroom.capacity.engine_states import StateFound, find_states
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
 from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
-from kvheadroom.capacity.history import Moment, growth, growth_since_start
+from kvheadroom.capacity.history import Moment, Recent, growth, growth_since_start
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
 from kvheadroom.capacity.prediction import Prediction, predict
@@ -46,12 +54,14 @@ class Reading:
     Attributes:
         taken_at: unix seconds.
         past: where each window begins, by its name in WINDOWS; of windows that reach back without a gap or a restart.
+        recent: the instants of the last minutes that the newest scrape is compared with.
     """
 
     facts: EngineFacts
     snapshot: EngineSnapshot
     taken_at: float
     past: Mapping[str, Moment] = field(default_factory=dict)
+    recent: Recent = field(default_factory=Recent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +81,8 @@ class Assessment:
     difference: Difference | None
     occupancy: TokenOccupancy
     hit_windows: tuple[HitWindow, ...]
+    binding_limit: BindingLimit
+    states: tuple[StateFound, ...]
     problems: tuple[PageProblem, ...]
 
 
@@ -330,21 +342,50 @@ def assess(
     granularity = None
     if observation.contradiction is None:
         granularity = hit_granularity(snapshot, facts.decode_context_parallel_size.value)
+    sessions = count_sessions(facts, prediction, observation, session_tokens)
+    windows = hit_windows(snapshot, facts.rules, growths)
+    admission = Admission(
+        snapshot=snapshot,
+        taken_at=reading.taken_at,
+        facts=facts,
+        observation=observation,
+        recent=reading.recent,
+        need=Need(
+            longest_blocks=_longest_blocks(facts, sessions),
+            usual_blocks=usual_need(facts, observation, lengths_of, _share_found(windows, snapshot)),
+        ),
+    )
     return Assessment(
         facts=facts,
         snapshot=snapshot,
         taken_at=reading.taken_at,
         prediction=prediction,
         observation=observation,
-        sessions=count_sessions(facts, prediction, observation, session_tokens),
+        sessions=sessions,
         difference=compare(prediction, observation),
         occupancy=estimate_occupancy(snapshot, facts, observation, lengths_of),
-        hit_windows=hit_windows(snapshot, facts.rules, growths),
+        hit_windows=windows,
+        binding_limit=find_binding_limit(admission),
+        states=find_states(admission, reading.past, growths, sessions),
         problems=(
             *_contradictions(snapshot, observation),
             *findings(snapshot, facts.rules, granularity, growths),
         ),
     )
+
+
+def _longest_blocks(facts: EngineFacts, sessions: tuple[SessionCapacity, ...]) -> int | None:
+    """Blocks of a request of max_model_len tokens."""
+    longest = None if facts.max_model_len is None else facts.max_model_len.value
+    return next((row.blocks_per_session for row in sessions if row.session_tokens == longest), None)
+
+
+def _share_found(windows: tuple[HitWindow, ...], snapshot: EngineSnapshot) -> float | None:
+    """Share of prompts found in the prefix cache of late; 0 where nothing is looked up."""
+    told = next((window.local for window in windows if window.local is not None), None)
+    if told is not None:
+        return None if told.doubt else told.ratio
+    return 0.0 if snapshot.prefix_cache_queries_total == 0 else None
 
 
 def _contradictions(snapshot: EngineSnapshot, observation: Observation) -> tuple[PageProblem, ...]:

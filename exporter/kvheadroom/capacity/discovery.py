@@ -18,7 +18,18 @@ _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 OUR_LABELS = frozenset(
     {
-        *("replica", "engine", "model_name", "source", "reason", "session_tokens", "basis", "metric", "fact"),
+        *(
+            "replica",
+            "engine",
+            "model_name",
+            "source",
+            "reason",
+            "session_tokens",
+            "basis",
+            "limit",
+            "metric",
+            "fact",
+        ),
         *("state", "gpu", "by", "window"),
         *("le", "quantile"),
     }

@@ -284,6 +284,7 @@ class EngineFacts:
         draft: speculative decoding.
         data_parallel_size, enable_expert_parallel: over how many GPUs routed experts are spread, and how.
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
+        max_num_seqs: requests that run at once, at most; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
         command_line: of a server on this machine; None where nobody could read it.
         told_flags: each flag of vLLM that somebody told, by name.
@@ -310,6 +311,7 @@ class EngineFacts:
     flags: CacheFlags
     draft: Draft
     max_num_batched_tokens: Fact[int] | None
+    max_num_seqs: Fact[int] | None
     block_size: Fact[int]
     gpu_memory_utilization: Fact[float]
     kv_cache_memory_bytes: Fact[int] | None

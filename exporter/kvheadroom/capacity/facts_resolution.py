@@ -24,7 +24,7 @@ from kvheadroom.capacity.facts import (
     ServerAnswers,
     TensorInventory,
 )
-from kvheadroom.capacity.gpu_cards import LARGE, LARGEST
+from kvheadroom.capacity.gpu_cards import LARGE, LARGEST, BatchDefaults
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.hardware import missing_for_pool, resolve_hardware
 from kvheadroom.capacity.model_config import shown
@@ -115,6 +115,7 @@ def resolve_facts(
         )
 
     default_block_size = 128 if platform.value == CPU else 16
+    batched_tokens = _batched_tokens(said, gpu, max_model_len, model, rules)
     facts = EngineFacts(
         rules=rules,
         version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
@@ -140,7 +141,8 @@ def resolve_facts(
         dtype=said.fact("dtype", None, "auto"),
         flags=_cache_flags(flags, echoed),
         draft=draft,
-        max_num_batched_tokens=_batched_tokens(said, gpu, max_model_len, model, rules),
+        max_num_batched_tokens=batched_tokens,
+        max_num_seqs=_num_seqs(said, gpu, batched_tokens),
         block_size=said.fact("block_size", echoed.block_size, default_block_size),
         gpu_memory_utilization=said.fact(
             "gpu_memory_utilization",
@@ -251,17 +253,12 @@ def _batched_tokens(
     said = said_flags.optional("max_num_batched_tokens", None)
     if said is not None:
         return said
-    seqs = flags.get("max_num_seqs")
-    if gpu == CPU:
-        world = (flags.get("tensor_parallel_size") or 1) * (flags.get("pipeline_parallel_size") or 1)
-        tokens, seqs = 2048 * world, seqs or 128 * world
-    elif gpu is None:
+    batch = _batch_defaults(flags, gpu)
+    if batch is None:
         return None
-    else:
-        batch = GPUS[gpu].batch
-        if batch is LARGEST and not rules.largest_batches:
-            batch = LARGE
-        tokens, seqs = batch.max_num_batched_tokens, seqs or batch.max_num_seqs
+    if batch is LARGEST and not rules.largest_batches:
+        batch = LARGE
+    tokens, seqs = batch.max_num_batched_tokens, flags.get("max_num_seqs") or batch.max_num_seqs
     if max_model_len is not None:
         if flags.get("enable_chunked_prefill") is False:
             tokens = max(tokens, max_model_len.value)
@@ -269,6 +266,26 @@ def _batched_tokens(
             tokens = max(tokens, model.stack.largest_item_tokens)
         tokens = min(tokens, seqs * max_model_len.value)
     return Fact(tokens, Origin.DEFAULT, f"{tokens} (vLLM's default on this hardware)")
+
+
+def _batch_defaults(flags: Mapping[str, Any], gpu: str | None) -> BatchDefaults | None:
+    """What vLLM schedules at once where no flag says it; None when only a GPU's name would tell."""
+    if gpu == CPU:
+        world = (flags.get("tensor_parallel_size") or 1) * (flags.get("pipeline_parallel_size") or 1)
+        return BatchDefaults(2048 * world, 128 * world)
+    return None if gpu is None else GPUS[gpu].batch
+
+
+def _num_seqs(said_flags: SaidFlags, gpu: str | None, batched_tokens: Fact[int] | None) -> Fact[int] | None:
+    """`--max-num-seqs`; vLLM's default is never more than the tokens of a step (engine/arg_utils.py)."""
+    said = said_flags.optional("max_num_seqs", None)
+    if said is not None:
+        return said
+    batch = _batch_defaults(said_flags.values, gpu)
+    if batch is None:
+        return None
+    seqs = batch.max_num_seqs if batched_tokens is None else min(batch.max_num_seqs, batched_tokens.value)
+    return Fact(seqs, Origin.DEFAULT, f"{seqs} (vLLM's default on this hardware)")
 
 
 def _weights(operator: OperatorFacts, model_files: ModelFiles | None) -> Fact[int] | None:

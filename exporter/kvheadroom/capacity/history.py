@@ -22,7 +22,7 @@ COUNTERS = (
     "finished_prompt_tokens_total",
     "finished_generation_tokens_total",
 )
-GAUGES = ("kv_usage_ratio", "requests_running", "requests_waiting")
+GAUGES = ("kv_usage_ratio", "requests_running", "requests_waiting", "requests_waiting_capacity")
 KEPT = (*COUNTERS, *GAUGES)
 """Fields of EngineSnapshot that are remembered of earlier pages."""
 
@@ -38,6 +38,24 @@ class Moment:
 
     taken_at: float
     figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recent:
+    """Earlier instants of the same run that a scrape is compared with; None where no scrape is near.
+
+    Attributes:
+        previous: the scrape before.
+        seconds_10, seconds_30: so long ago.
+        oldest: the oldest of the last five minutes.
+        usage_of_30_seconds: mean of kv_usage_ratio since seconds_30.
+    """
+
+    previous: Moment | None = None
+    seconds_10: Moment | None = None
+    seconds_30: Moment | None = None
+    oldest: Moment | None = None
+    usage_of_30_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,19 @@ def growth(before: Moment, now: EngineSnapshot, now_at: float) -> Growth:
         if value is not None and earlier is not None and value >= earlier:
             grown[name] = value - earlier
     return Growth(now_at - before.taken_at, grown)
+
+
+def between(whole: Growth, last: Growth) -> Growth:
+    """What the counters grew by before the last part of a longer time."""
+    seconds = None if whole.seconds is None or last.seconds is None else whole.seconds - last.seconds
+    return Growth(
+        seconds,
+        {
+            name: value - last.counters[name]
+            for name, value in whole.counters.items()
+            if name in last.counters
+        },
+    )
 
 
 def growth_since_start(now: EngineSnapshot) -> Growth:

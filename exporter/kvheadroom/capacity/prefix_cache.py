@@ -70,7 +70,7 @@ def hit_windows(
         HitWindow(
             window=name,
             seconds=grown.seconds,
-            local=_local(now, rules, grown),
+            local=local_hits(now, rules, grown),
             external=_external(now, grown),
         )
         for name, grown in growths.items()
@@ -133,7 +133,8 @@ _INFLATED = (
 )
 
 
-def _local(now: EngineSnapshot, rules: ReleaseRules, grown: Growth) -> Hits | None:
+def local_hits(now: EngineSnapshot, rules: ReleaseRules, grown: Growth) -> Hits | None:
+    """Prompt tokens asked for and found in the engine's own cache; None where nothing was asked for, or it is not told."""
     by_source = _hits(grown, "prompt_tokens_total", "prompt_tokens_local_cache_hit_total", BY_SOURCE)
     if _local_is_not_wired(now) or (rules.lookups_per_attempt and by_source is not None):
         return by_source

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvheadroom.capacity.scheduler_rules import SchedulerRules, scheduler_rules
+
 T = TypeVar("T")
 Release = tuple[int, int, int]
 # (release, value from it on), oldest first
@@ -58,6 +60,7 @@ class ReleaseRules:
             layers of the rarest; 1: never.
         largest_batches: from 160 GiB on a GPU batches 16,384 tokens by default, not 8,192.
         packed_blocks: how groups of unlike blocks share the pool.
+        scheduler: how waiting requests are admitted.
         blackwell_kv_dtypes: for each architecture, what kv_cache_dtype=auto becomes on GPUs of capability 10.x.
     """
 
@@ -84,6 +87,7 @@ class ReleaseRules:
     largest_kind_factor: float
     largest_batches: bool
     packed_blocks: PackedBlocks
+    scheduler: SchedulerRules
 
 
 # What kv_cache_dtype=auto becomes on GPUs of capability 10.x (models/config.py), and since when.
@@ -181,6 +185,7 @@ def rules_for(version: str | None) -> ReleaseRules:
         v32_packed_dtypes=_of_release(_V32_PACKED_DTYPES, known),
         largest_kind_factor=_of_release(_LARGEST_KIND_FACTORS, known),
         packed_blocks=_of_release(_PACKED_BLOCKS, known),
+        scheduler=scheduler_rules(known),
     )
 
 

@@ -8,7 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
 from kvheadroom.capacity.assessment import STALE_AFTER_TICKS
-from kvheadroom.capacity.history import COUNTERS, KEPT, WINDOWS, Moment
+from kvheadroom.capacity.history import COUNTERS, KEPT, WINDOWS, Moment, Recent
 from kvheadroom.capacity.readings import EngineSnapshot
 
 FINE_SECONDS, FINE_STEP = 300.0, 1.0
@@ -23,18 +23,20 @@ Row: TypeAlias = "array[float]"
 
 _FIGURES = attrgetter(*KEPT)
 _instant = itemgetter(0)
+_USAGE = 1 + KEPT.index("kv_usage_ratio")
 
 
 class EngineHistory:
     """Rows of one engine, evenly spaced: at a gap, a restart or a clock set back they begin anew.
 
-    A row is 16 numbers; 80 KB in all at an interval of 1 s or less, 26 KB at 5 s.
+    A row is 17 numbers; 80 KB in all at an interval of 1 s or less, 26 KB at 5 s.
     """
 
     def __init__(self, interval_seconds: float) -> None:
         self._interval = interval_seconds
         self._started_at: float | None = None
         self._last: Row | None = None
+        self._previous: Row | None = None
         self._fine: list[Row] = []
         self._coarse: list[Row] = []
 
@@ -47,9 +49,9 @@ class EngineHistory:
         """
         row = array("d", (taken_at, *(math.nan if n is None else n for n in _FIGURES(snapshot))))
         if self._last is not None and not self._goes_on(self._last, row, started_at):
-            self._fine, self._coarse = [], []
+            self._fine, self._coarse, self._last = [], [], None
         self._started_at = self._started_at if started_at is None else started_at
-        self._last = row
+        self._previous, self._last = self._last, row
         self._keep(self._fine, row, FINE_STEP, FINE_SECONDS)
         self._keep(self._coarse, row, COARSE_STEP, COARSE_SECONDS)
 
@@ -58,6 +60,19 @@ class EngineHistory:
         starts = {name: self._at(seconds) for name, seconds in WINDOWS.items()}
         return {name: _moment(row) for name, row in starts.items() if row is not None}
 
+    def recent(self) -> Recent:
+        """Instants to compare the last scrape with."""
+        thirty = self._at(30.0)
+        rows = (self._previous, self._at(10.0), thirty, next(iter(self._fine), None))
+        previous, ten, half_minute, oldest = (None if row is None else _moment(row) for row in rows)
+        return Recent(
+            previous=previous,
+            seconds_10=ten,
+            seconds_30=half_minute,
+            oldest=oldest,
+            usage_of_30_seconds=None if thirty is None else self._mean_usage(thirty[0]),
+        )
+
     def moments(self, seconds: float) -> Iterator[Moment]:
         """What is remembered of the last so many seconds, oldest first; every scrape of up to five minutes."""
         if self._last is None:
@@ -65,6 +80,11 @@ class EngineHistory:
         rows = self._fine if seconds <= FINE_SECONDS else self._coarse
         since = self._last[0] - seconds
         yield from (_moment(row) for row in rows if row[0] >= since)
+
+    def _mean_usage(self, since: float) -> float | None:
+        """Mean of the usage from an instant on."""
+        told = [row[_USAGE] for row in self._fine if row[0] >= since and not math.isnan(row[_USAGE])]
+        return sum(told) / len(told) if told else None
 
     def _goes_on(self, before: Row, row: Row, started_at: float | None) -> bool:
         """Whether this is the same run of the server, and the last row is not too old to be followed."""

@@ -306,7 +306,11 @@ class ReplicaSampler:
             history.add(snapshot, scrape.taken_at, page.process_start_time_seconds)
             self._histories[snapshot.engine] = history
             reading = Reading(
-                facts=facts, snapshot=snapshot, taken_at=scrape.taken_at, past=history.window_starts()
+                facts=facts,
+                snapshot=snapshot,
+                taken_at=scrape.taken_at,
+                past=history.window_starts(),
+                recent=history.recent(),
             )
             # Of the same facts the same prediction is made, and an hour of ticks has the same facts.
             known = last.prediction if last is not None and last.facts is facts else None

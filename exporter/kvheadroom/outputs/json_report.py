@@ -290,6 +290,11 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             }
             for row in engine.sessions
         ],
+        "binding_limit": {
+            "limit": None if engine.binding_limit.limit is None else str(engine.binding_limit.limit),
+            "why": engine.binding_limit.why,
+        },
+        "states": [{"state": str(found.state), "why": found.why} for found in engine.states],
         "token_occupancy": {
             "estimate_ratio": engine.occupancy.estimate_ratio,
             "least_ratio": engine.occupancy.least_ratio,

@@ -221,6 +221,22 @@ WAITING_BY_REASON = Metric(
     (*ENGINE_LABELS, "reason"),
     "Queued requests by vLLM's reason: capacity or deferred (vllm:num_requests_waiting_by_reason).",
 )
+BINDING_LIMIT = Metric(
+    "binding_limit",
+    "gauge",
+    (*ENGINE_LABELS, "limit"),
+    "1 for what keeps waiting requests from running now: kv_pool, max_num_seqs, token_budget (each step's tokens are spent), "
+    "deferred (they wait for a LoRA slot, a grammar or a connector), or none (no request waits). Absent where the page cannot "
+    "tell it; the status page has the reason.",
+)
+ENGINE_STATE = Metric(
+    "engine_state",
+    "gauge",
+    (*ENGINE_LABELS, "state"),
+    "1 for each named state that the engine is in: scheduler_stalled, reprefill_loop, thrash, working_set_exceeds_pool, "
+    "pool_below_one_session (docs/forecast.md defines them). Absent otherwise, and after a restart or a gap until a state's "
+    "time is over again.",
+)
 _WINDOW_LABELS = (*ENGINE_LABELS, "window")
 PREFIX_CACHE_HIT_RATIO = Metric(
     "prefix_cache_hit_ratio",
@@ -438,6 +454,8 @@ CATALOGUE: tuple[Metric, ...] = (
     SESSIONS_IN_USE,
     SESSIONS_HEADROOM,
     WAITING_BY_REASON,
+    BINDING_LIMIT,
+    ENGINE_STATE,
     SAMPLE_AGE,
     SOURCE_UP,
     SOURCE_FAILURES,

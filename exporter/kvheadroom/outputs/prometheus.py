@@ -264,6 +264,16 @@ def _waiting(engine: Assessment) -> Iterator[Sample]:
             yield (reason,), value
 
 
+def _binding_limit(engine: Assessment) -> Iterator[Sample]:
+    if engine.binding_limit.limit is not None:
+        yield (engine.binding_limit.limit,), 1.0
+
+
+def _states(engine: Assessment) -> Iterator[Sample]:
+    for found in engine.states:
+        yield (found.state,), 1.0
+
+
 def _hit_ratios(field: str) -> Callable[[Assessment], Iterator[Sample]]:
     def samples(engine: Assessment) -> Iterator[Sample]:
         for window in engine.hit_windows:
@@ -324,6 +334,8 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.SESSIONS_IN_USE: _sessions("in_use"),
     m.SESSIONS_HEADROOM: _sessions("headroom"),
     m.WAITING_BY_REASON: _waiting,
+    m.BINDING_LIMIT: _binding_limit,
+    m.ENGINE_STATE: _states,
     m.PREFIX_CACHE_HIT_RATIO: _hit_ratios("local"),
     m.EXTERNAL_PREFIX_CACHE_HIT_RATIO: _hit_ratios("external"),
     m.OBSERVED_POOL_BASIS: _pool_basis,

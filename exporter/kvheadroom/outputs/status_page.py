@@ -6,6 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvheadroom import __version__
 from kvheadroom.capacity.assessment import FleetAssessment, ReplicaState, is_stale
+from kvheadroom.capacity.binding_limit import Limit
 from kvheadroom.capacity.remote_gpus import RemoteGpu
 from kvheadroom.outputs.numbers import count, percent, seconds, signed, signed_percent, size
 
@@ -63,6 +64,21 @@ def state_words(state: ReplicaState) -> str:
     return _STATE_WORDS[state]
 
 
+_LIMIT_WORDS = {
+    None: "not known",
+    Limit.KV_POOL: "the KV pool",
+    Limit.MAX_NUM_SEQS: "max_num_seqs",
+    Limit.TOKEN_BUDGET: "the tokens of a step (max_num_batched_tokens)",
+    Limit.DEFERRED: "something else than room",
+    Limit.NONE: "nothing",
+}
+
+
+def limit_words(limit: Limit | None) -> str:
+    """A limit in words."""
+    return _LIMIT_WORDS[limit]
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("kvheadroom.outputs", "templates"),
@@ -80,6 +96,7 @@ def _environment() -> Environment:
         "seconds": seconds,
         "usage_word": usage_word,
         "state_words": state_words,
+        "limit_words": limit_words,
     }
     environment.filters.update(filters)
     return environment

@@ -38,6 +38,12 @@ VLLM_JOB, KVHEADROOM_JOB = "vllm", "kvheadroom"
 """What Prometheus would label, where a recording does not tell, the pages that it scraped."""
 _SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?)[ \t]+(\S+)')
 
+SCHEDULER_FLAGS = (
+    ("--max-num-seqs", "max_num_seqs"),
+    ("--max-num-batched-tokens", "max_num_batched_tokens"),
+)
+"""Of the flags that a recording's header may tell, those that no page tells and a reading of its queue needs."""
+
 Report = Callable[[str], None]
 
 
@@ -225,7 +231,7 @@ class _Run:
         missing = MissingFact("model_files", "a recording holds no model files", "nothing: it is a recording")
         facts = {
             engine.engine: resolve_facts(
-                operator=OperatorFacts(flags={}),
+                operator=OperatorFacts(flags=_flags(self._entry)),
                 answers=_answers(self._entry),
                 echoed=engine.echoed,
                 model_files=None,
@@ -258,6 +264,17 @@ class _Run:
         values.extend([None] * (tick - len(values)))
         if len(values) == tick:
             values.append(value)
+
+
+def _flags(entry: Entry) -> dict[str, int]:
+    """The scheduler's flags, where the header has vLLM's command line."""
+    told = entry.origin.get("flags")
+    flags = {} if not isinstance(told, dict) else {name: told.get(flag) for flag, name in SCHEDULER_FLAGS}
+    return {
+        name: value
+        for name, value in flags.items()
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0
+    }
 
 
 def _answers(entry: Entry) -> ServerAnswers:

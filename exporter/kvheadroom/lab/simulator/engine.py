@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.capacity.scheduler_rules import SchedulerRules
 from kvheadroom.lab.simulator.block_pool import Chain, Holding
-from kvheadroom.lab.simulator.rules import ReleaseRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class EngineSettings:
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int
-    rules: ReleaseRules
+    rules: SchedulerRules
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     async_scheduling: bool = False
