@@ -264,3 +264,31 @@ def test_check_tells_what_each_gpu_gives_and_which_is_not_here(tmp_path: Path, d
         run = check(driver, "--config", config_file(tmp_path, f"replicas: [{{url: '{url}', gpu: CPU}}]"))
         assert run.returncode == 0, run.stdout
         assert "no NVIDIA driver is installed, which is fine on a machine without GPUs" in run.stdout
+
+
+@pytest.mark.skipif(
+    str(Path("/proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE,
+    reason="in a container with process numbers of its own nothing is joined",
+)
+def test_of_two_servers_found_here_the_one_at_a_unix_socket_has_its_own_gpu(
+    tmp_path: Path, driver: FakeDriver
+) -> None:
+    port, socket = str(free_loopback_port()), str(tmp_path / "v.sock")
+    config = config_file(tmp_path, "process_discovery: {refresh_interval: 200ms}")
+    folders = (tmp_path / "port", tmp_path / "socket")
+    for folder in folders:
+        folder.mkdir()
+    with (
+        stand_in(folders[0], "serve", str(MODEL), "--port", port, place=port) as at_a_port,
+        stand_in(folders[1], "serve", str(MODEL), "--uds", socket, place=socket) as at_a_socket,
+    ):
+        driver.gpus = [
+            replace(ONE, processes=((at_a_port.pid, 5_000_000),)),
+            replace(TWO, processes=((at_a_socket.pid, 3),)),
+        ]
+        driver.apply()
+        with daemon("serve", "--config", config, environment=driver.environment()) as serve:
+            by = "kvheadroom_gpu_assignment"
+            wait_for(lambda: serve.value(by, gpu=TWO.uuid, replica=socket, by="process") == 1, "the socket's")
+            assert serve.value(by, gpu=ONE.uuid, replica=f"127.0.0.1:{port}", by="process") == 1
+            assert serve.value("kvheadroom_gpu_memory_others_bytes", replica=socket, gpu=TWO.uuid) == 0

@@ -14,7 +14,7 @@ from kvheadroom.capacity.discovery import WatchedTarget
 from kvheadroom.capacity.events import ServerMemory
 from kvheadroom.capacity.gpu_assignment import GpuClaim
 from kvheadroom.capacity.gpu_catalogue import CPU
-from kvheadroom.capacity.gpus import GpuReading
+from kvheadroom.capacity.gpus import GpuReading, ServerPlace
 from kvheadroom.config import Config, LocalReplica, ReplicaConfig
 from kvheadroom.discovery.configured import sources_of
 from kvheadroom.discovery.local import join_local
@@ -66,6 +66,14 @@ def _is_on_cpu(replica: ReplicaConfig) -> bool:
     if replica.gpu is None and isinstance(replica, LocalReplica):
         return replica.server.command_line.on_cpu or replica.server.is_cpu_build
     return replica.gpu == CPU
+
+
+def _place_of(replica: ReplicaConfig) -> ServerPlace:
+    process = None
+    if isinstance(replica, LocalReplica):
+        process = replica.server.pid, replica.server.started_ticks
+    socket = None if replica.unix_socket is None else str(replica.unix_socket)
+    return ServerPlace(replica.url, socket, process)
 
 
 class Watch:
@@ -218,7 +226,7 @@ class Watch:
         self._claims = tuple(
             GpuClaim(
                 replica=name,
-                url=target.replica.url,
+                place=_place_of(target.replica),
                 gpus=target.replica.gpus,
                 pod=target.replica.pod,
                 on_cpu=_is_on_cpu(target.replica),
@@ -246,14 +254,14 @@ class Watch:
     async def sample_gpus(self) -> None:
         """Read this machine's GPUs at every tick, until cancelled."""
         nvml = NvmlSource(proc=self._proc)
-        gpus = LocalGpus(nvml.read, ProcessTree(self._proc).find, self._local_urls)
+        gpus = LocalGpus(nvml.read, ProcessTree(self._proc).find, self._local_places)
         await GpuSampler(
             gpus.read, nvml.mend, lambda: self._interval_seconds, GPU_SECONDS, self.publish_gpus
         ).run()
 
-    def _local_urls(self) -> tuple[str, ...]:
+    def _local_places(self) -> tuple[ServerPlace, ...]:
         # From another thread: the tuple is replaced, never changed.
-        return tuple(claim.url for claim in self._claims if not claim.on_cpu)
+        return tuple(claim.place for claim in self._claims if not claim.on_cpu)
 
     async def _find_card(self, replica: str) -> str | None:
         """The card that a server of this machine runs on, once the GPUs were read and, if need be, its processes found."""

@@ -20,11 +20,12 @@ from kvheadroom.capacity.gpus import (
     GpuProcesses,
     GpuReading,
     GpuSnapshot,
+    ServerPlace,
     ServerProcesses,
 )
 
-URL = "http://127.0.0.1:8000"
-OTHER_URL = "http://127.0.0.1:8001"
+HERE = ServerPlace("http://127.0.0.1:8000")
+OTHER_PLACE = ServerPlace("http://127.0.0.1:8001")
 ONE, TWO, LOST, PARENT = "GPU-11111111-aaaa", "GPU-11112222-bbbb", "GPU-33333333", "GPU-44444444-ffff"
 PART = "MIG-55555555"
 ELSEWHERE = "is not on this machine; `nvidia-smi -L` lists those that are"
@@ -63,14 +64,14 @@ READING = GpuReading(
         processes(PART, (77, 5)),
     ),
     servers=(
-        ServerProcesses(url=URL, pids=frozenset({20, 21, 22, 23})),
-        ServerProcesses(url=OTHER_URL, unknown="nothing listens there"),
+        ServerProcesses(place=HERE, pids=frozenset({20, 21, 22, 23})),
+        ServerProcesses(place=OTHER_PLACE, unknown="nothing listens there"),
     ),
 )
 
 
-def claims(*gpus: str | int, replica: str = "r", url: str = URL) -> tuple[GpuClaim, ...]:
-    return (GpuClaim(replica=replica, url=url, gpus=gpus),)
+def claims(*gpus: str | int, replica: str = "r", place: ServerPlace = HERE) -> tuple[GpuClaim, ...]:
+    return (GpuClaim(replica=replica, place=place, gpus=gpus),)
 
 
 @pytest.mark.parametrize(
@@ -135,32 +136,32 @@ def test_a_gpu_that_the_config_names_in_two_ways_is_assigned_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "url", "why"),
+    ("reading", "place", "why"),
     [
-        (READING, OTHER_URL, "nothing listens there"),
+        (READING, OTHER_PLACE, "nothing listens there"),
         (READING, "http://127.0.0.1:8002", "its processes were not looked for yet"),
         (
             replace(READING, processes=(processes(ONE, (99, 40)), processes(TWO))),
-            URL,
+            HERE,
             "none of its processes is on a GPU of this machine",
         ),
         (
             replace(READING, processes=(GpuProcesses(gpu=ONE, unknown="the driver lists none: no"),)),
-            OTHER_URL,
+            OTHER_PLACE,
             "the driver lists none: no",
         ),
     ],
 )
 def test_a_replica_whose_gpus_nobody_knows_has_none_and_the_reason_is_told(
-    reading: GpuReading, url: str, why: str
+    reading: GpuReading, place: ServerPlace, why: str
 ) -> None:
-    found = assign_gpus(claims(url=url), reading)
+    found = assign_gpus(claims(place=place), reading)
     assert found.assigned == ()
     assert found.unassigned == (Unassigned("r", why),)
 
 
 def test_a_replica_on_the_cpu_and_a_machine_without_a_driver_have_nothing_to_tell() -> None:
-    on_cpu = (GpuClaim(replica="r", url=URL, on_cpu=True),)
+    on_cpu = (GpuClaim(replica="r", place=HERE, on_cpu=True),)
     assert assign_gpus(on_cpu, READING) == GpuAssignments()
     absent = GpuReading(taken_at=1.0, duration_seconds=0.0, driver_absent=True)
     assert assign_gpus((*claims(), *claims(ONE)), absent) == GpuAssignments()
@@ -201,9 +202,9 @@ def test_two_replicas_on_one_gpu_each_have_the_other_among_the_others() -> None:
         READING,
         processes=(processes(ONE, (21, 400), (31, 250)),),
         servers=(
-            ServerProcesses(url=URL, pids=frozenset({21})),
-            ServerProcesses(url=OTHER_URL, pids=frozenset({31})),
+            ServerProcesses(place=HERE, pids=frozenset({21})),
+            ServerProcesses(place=OTHER_PLACE, pids=frozenset({31})),
         ),
     )
-    both = (*claims(), *claims(replica="s", url=OTHER_URL))
+    both = (*claims(), *claims(replica="s", place=OTHER_PLACE))
     assert assign_gpus(both, reading).others == (OthersMemory(ONE, "r", 300), OthersMemory(ONE, "s", 450))

@@ -7,7 +7,7 @@ import pytest
 
 from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
 from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
-from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot
+from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, ServerPlace
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.capacity.remote_gpus import (
     ExporterStatus,
@@ -52,7 +52,7 @@ def exporter(*gpus: RemoteGpu, index: int = 0, taken_at: float | None = NOW) -> 
 
 
 def claim(*gpus: str | int, replica: str = "r", pod: str | None = None) -> GpuClaim:
-    return GpuClaim(replica=replica, url=f"http://{replica}:8000", gpus=gpus, pod=pod)
+    return GpuClaim(replica=replica, place=ServerPlace(f"http://{replica}:8000"), gpus=gpus, pod=pod)
 
 
 def local(*gpus: str, failing: str | None = None, divided: str | None = None) -> GpuReading:

@@ -12,6 +12,7 @@ from kvheadroom.capacity.gpus import (
     GpuProcesses,
     GpuReading,
     GpuSnapshot,
+    ServerPlace,
     ServerProcesses,
     XidCount,
 )
@@ -76,9 +77,9 @@ def some_reading(random: random.Random, urls: list[str]) -> GpuReading:
         for gpu in snapshots
     )
     servers = tuple(
-        ServerProcesses(url=url, unknown="nobody knows")
+        ServerProcesses(place=ServerPlace(url), unknown="nobody knows")
         if random.random() < 0.3
-        else ServerProcesses(url=url, pids=frozenset(random.sample(PIDS, 3)))
+        else ServerProcesses(place=ServerPlace(url), pids=frozenset(random.sample(PIDS, 3)))
         for url in urls
     )
     return GpuReading(
@@ -101,7 +102,7 @@ def some_claims(random: random.Random, urls: list[str]) -> tuple[GpuClaim, ...]:
     return tuple(
         GpuClaim(
             replica=f"r{number}",
-            url=url,
+            place=ServerPlace(url),
             gpus=tuple(random.sample(names, random.randrange(3))),
             on_cpu=random.random() < 0.1,
         )

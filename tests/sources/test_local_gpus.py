@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvheadroom.capacity.gpus import GpuProcess, GpuProcesses, GpuReading, ServerProcesses
+from kvheadroom.capacity.gpus import GpuProcess, GpuProcesses, GpuReading, ServerPlace, ServerProcesses
 from kvheadroom.sources.local_gpus import LocalGpus
 
-URL = "http://127.0.0.1:8000"
+URL = ServerPlace("http://127.0.0.1:8000")
 
 
 class Outside:
@@ -17,12 +17,12 @@ class Outside:
 
     def __init__(self) -> None:
         self.listed_at: float | None = 1.0
-        self.urls: tuple[str, ...] = (URL,)
-        self.looks: list[tuple[str, ...]] = []
+        self.places: tuple[ServerPlace, ...] = (URL,)
+        self.looks: list[tuple[ServerPlace, ...]] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.fault: Exception | None = None
-        self.gpus = LocalGpus(self.read, self.find, lambda: self.urls, look_seconds=0.1)
+        self.gpus = LocalGpus(self.read, self.find, lambda: self.places, look_seconds=0.1)
 
     def read(self) -> GpuReading:
         on_gpus = (GpuProcess(11, 5), GpuProcess(12, None))
@@ -31,13 +31,13 @@ class Outside:
             taken_at=5.0, duration_seconds=0.0, processes=processes, processes_taken_at=self.listed_at
         )
 
-    def find(self, urls: tuple[str, ...], pids: frozenset[int]) -> tuple[ServerProcesses, ...]:
+    def find(self, places: tuple[ServerPlace, ...], pids: frozenset[int]) -> tuple[ServerProcesses, ...]:
         assert pids == {11, 12}
-        self.looks.append(urls)
+        self.looks.append(places)
         self.goes_on.wait(20)
         if self.fault is not None:
             raise self.fault
-        return tuple(ServerProcesses(url=url, pids=frozenset({len(self.looks)})) for url in urls)
+        return tuple(ServerProcesses(place=place, pids=frozenset({len(self.looks)})) for place in places)
 
 
 @pytest.fixture
@@ -50,20 +50,20 @@ def outside() -> Iterator[Outside]:
 def test_processes_are_looked_for_once_for_each_list_and_each_set_of_servers(outside: Outside) -> None:
     for _ in range(3):
         (server,) = outside.gpus.read().servers
-        assert server == ServerProcesses(url=URL, pids=frozenset({1}))
+        assert server == ServerProcesses(place=URL, pids=frozenset({1}))
     assert outside.looks == [(URL,)]
     outside.listed_at = 2.0
     (server,) = outside.gpus.read().servers
     assert server.pids == {2}
-    outside.urls = (URL, "http://127.0.0.1:8001")
-    assert [server.url for server in outside.gpus.read().servers] == list(outside.urls)
+    outside.places = (URL, ServerPlace("http://127.0.0.1:8001"))
+    assert [server.place for server in outside.gpus.read().servers] == list(outside.places)
     assert len(outside.looks) == 3
 
 
 def test_nothing_is_looked_for_where_there_is_no_gpu_or_no_server_on_one(outside: Outside) -> None:
     outside.listed_at = None
     assert outside.gpus.read().servers == ()
-    outside.listed_at, outside.urls = 1.0, ()
+    outside.listed_at, outside.places = 1.0, ()
     assert outside.gpus.read().servers == ()
     assert outside.looks == []
 

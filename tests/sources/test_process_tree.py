@@ -4,11 +4,12 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvheadroom.capacity.gpus import ServerProcesses
+from kvheadroom.capacity.gpus import ServerPlace, ServerProcesses
 from kvheadroom.sources.process_tree import INITIAL_PID_NAMESPACE, ProcessTree
 from tests.doubles.proc_folder import ESTABLISHED, OURS, ProcFolder, unpack
 
@@ -36,8 +37,8 @@ def proc(tmp_path: Path) -> ProcFolder:
 
 
 def found(proc: ProcFolder, url: str = HERE, pids: frozenset[int] = ON_GPUS) -> ServerProcesses:
-    (server,) = ProcessTree(proc.write()).find((url,), pids)
-    assert server.url == url
+    (server,) = ProcessTree(proc.write()).find((ServerPlace(url),), pids)
+    assert server.place == ServerPlace(url)
     assert (server.unknown is None) == bool(server.pids)
     return server
 
@@ -142,6 +143,7 @@ def test_a_connection_is_no_listener(proc: ProcFolder) -> None:
     assert found(proc, "http://127.0.0.1:8005").pids == set()
 
 
+NO_ADDRESS = "it answers at a unix socket, so no address leads to its process; `process_discovery: {}` finds those of this machine"
 NOTHING = "nothing listens at {} in the network of kvheadroom or of a process on a GPU of this machine"
 
 
@@ -163,7 +165,7 @@ NOTHING = "nothing listens at {} in the network of kvheadroom or of a process on
 def test_a_server_that_is_not_found_here_has_no_processes_and_the_reason_is_told(
     proc: ProcFolder, url: str, why: str
 ) -> None:
-    assert found(proc, url) == ServerProcesses(url=url, unknown=why)
+    assert found(proc, url) == ServerProcesses(place=ServerPlace(url), unknown=why)
 
 
 @pytest.mark.parametrize("pids", [frozenset({200}), frozenset[int](), frozenset({4_000_000})])
@@ -220,16 +222,33 @@ def test_processes_that_end_meanwhile_cost_nothing(proc: ProcFolder) -> None:
 
 def test_several_servers_are_found_in_one_look(proc: ProcFolder) -> None:
     urls = (HERE, "http://localhost:9000", "http://elsewhere:8000")
-    servers = ProcessTree(proc.write()).find(urls, ON_GPUS)
-    assert [server.url for server in servers] == list(urls)
+    servers = ProcessTree(proc.write()).find(tuple(map(ServerPlace, urls)), ON_GPUS)
+    assert [server.place.url for server in servers] == list(urls)
     assert [server.pids for server in servers] == [ITS_OWN, {200}, set()]
+
+
+def test_a_server_at_a_unix_socket_is_known_by_its_process_and_never_by_the_url_that_only_names_it(
+    proc: ProcFolder,
+) -> None:
+    proc.listen("127.0.0.1", 80, 900)
+    named = ServerPlace("http://localhost", "/run/vllm.sock")
+    known = replace(named, process=(100, 0))
+    another = replace(named, process=(100, 7))
+    servers = ProcessTree(proc.write()).find((named, known, another), ON_GPUS)
+    assert [server.place for server in servers] == [named, known, another]
+    assert [server.pids for server in servers] == [set(), ITS_OWN, set()]
+    assert [server.unknown for server in servers] == [
+        NO_ADDRESS,
+        None,
+        "its process has ended",
+    ]
 
 
 def test_the_workers_of_two_real_servers_are_told_apart(tmp_path: Path) -> None:
     # Each process of a CUDA build that would be on a GPU is a worker; see the recording's README.
     proc = unpack(RECORDINGS / "proc_of_two_vllm.json", tmp_path)
     urls = ("http://127.0.0.1:59643", "http://127.0.0.1:51399")
-    several, plain = ProcessTree(proc).find(urls, frozenset({16402, 16419, 13062}))
+    several, plain = ProcessTree(proc).find(tuple(map(ServerPlace, urls)), frozenset({16402, 16419, 13062}))
     assert several.pids == {16402, 16419}
     assert plain.pids == {13062}
 
@@ -258,7 +277,7 @@ def test_on_this_machine_the_child_of_a_child_of_who_listens_is_found() -> None:
                 Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text(encoding="ascii").split()
             )
             (grandchild,) = map(int, children)
-            (server,) = ProcessTree().find((url,), frozenset({grandchild, os.getppid()}))
+            (server,) = ProcessTree().find((ServerPlace(url),), frozenset({grandchild, os.getppid()}))
             child.kill()
             os.kill(grandchild, 9)
     assert server.pids == {grandchild}

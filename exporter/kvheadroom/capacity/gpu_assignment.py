@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvheadroom.capacity.gpus import GpuProcesses, GpuReading, ServerProcesses
+from kvheadroom.capacity.gpus import GpuProcesses, GpuReading, ServerPlace, ServerProcesses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class GpuClaim:
     """
 
     replica: str
-    url: str
+    place: ServerPlace
     gpus: tuple[str | int, ...] = ()
     pod: str | None = None
     on_cpu: bool = False
@@ -85,7 +85,7 @@ class GpuAssignments:
 
 def assign_gpus(claims: tuple[GpuClaim, ...], reading: GpuReading) -> GpuAssignments:
     """Who runs where by one reading. What the config says of a replica is all that is said of it."""
-    servers = {server.url: server for server in reading.servers}
+    servers = {server.place: server for server in reading.servers}
     can_tell = not reading.driver_absent and all(failure.gpu is not None for failure in reading.failures)
     # By GPU and replica: the config may name one GPU in two ways.
     assigned: dict[tuple[str, str], Assignment] = {}
@@ -99,15 +99,15 @@ def assign_gpus(claims: tuple[GpuClaim, ...], reading: GpuReading) -> GpuAssignm
             elif can_tell:
                 not_here.append(NotHere(str(name), claim.replica, found))
         if not claim.gpus and not claim.on_cpu and not reading.driver_absent:
-            gpus = _by_process(servers.get(claim.url), reading.processes)
+            gpus = _by_process(servers.get(claim.place), reading.processes)
             if isinstance(gpus, str):
                 unassigned.append(Unassigned(claim.replica, gpus))
             else:
                 assigned |= {(gpu, claim.replica): Assignment(gpu, claim.replica, "process") for gpu in gpus}
-    urls = {claim.replica: claim.url for claim in claims}
+    places = {claim.replica: claim.place for claim in claims}
     lists = {one.gpu: one for one in reading.processes}
     others = (
-        _others(one, servers.get(urls[one.replica]), lists[one.gpu])
+        _others(one, servers.get(places[one.replica]), lists[one.gpu])
         for one in assigned.values()
         if one.gpu in lists
     )

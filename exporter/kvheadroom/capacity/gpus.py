@@ -117,17 +117,31 @@ class XidCount:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerProcesses:
-    """The processes on GPUs that belong to the vLLM server at an address.
+@dataclass(frozen=True, slots=True)
+class ServerPlace:
+    """What tells a server of this machine from every other.
 
     Attributes:
         url: as the config has it.
+        unix_socket: the path of its socket, where it answers at one; the URL then only names it.
+        process: its number and the ticks at which it started, where it was found in the table of processes.
+    """
+
+    url: str
+    unix_socket: str | None = None
+    process: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProcesses:
+    """The processes on GPUs that belong to one vLLM server.
+
+    Attributes:
         pids: who listens there, or was started by who does, and is on a GPU.
         unknown: why there are none, as a sentence without its full stop.
     """
 
-    url: str
+    place: ServerPlace
     pids: frozenset[int] = frozenset()
     unknown: str | None = None
 

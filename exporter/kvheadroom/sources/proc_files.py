@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+STARTED_TICKS = 19
+"""Of the fields of `stat` from the state on: when the process began, in clock ticks since the machine's start
+(proc_pid_stat(5), field 22)."""
+
 
 def text_of(path: Path) -> str:
     """A small file of the kernel's; empty where it cannot be read."""

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvheadroom.sources.proc_files import STARTED_TICKS
+
 _MOST_BYTES = 4 * 1024**2
 _PIECE_BYTES = 64 * 1024
 _ENDED = b"Z"
 """The state of one that has ended, and whose end its parent has not asked for."""
-_STARTED = 19
-"""Of the fields of `stat` from the state on (proc_pid_stat(5), field 22)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def list_processes(proc: Path) -> ProcessList:
             processes[int(name)] = Process(
                 pid=int(name),
                 parent=int(fields[1]),
-                started_ticks=int(fields[_STARTED]),
+                started_ticks=int(fields[STARTED_TICKS]),
                 uid=os.stat(folder).st_uid,  # noqa: PTH116  as above
                 words=_words(raw),
             )
@@ -93,7 +93,7 @@ def still_runs(proc: Path, process: Process) -> bool:
     """Whether what is read under its number now is of this process, and not of another one that has its number since."""
     try:
         fields = _after_name(read_file(f"{proc}/{process.pid}/stat"))
-        return int(fields[_STARTED]) == process.started_ticks
+        return int(fields[STARTED_TICKS]) == process.started_ticks
     except (OSError, IndexError):
         return False
 

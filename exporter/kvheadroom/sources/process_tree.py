@@ -9,9 +9,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from kvheadroom.capacity.gpus import ServerProcesses
+from kvheadroom.capacity.gpus import ServerPlace, ServerProcesses
 from kvheadroom.sources.networks import Address, Network, plain_address, read_network, sockets_of
-from kvheadroom.sources.proc_files import link_of, stat_fields, text_of
+from kvheadroom.sources.proc_files import STARTED_TICKS, link_of, stat_fields, text_of
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's own number for the machine's processes (PROC_PID_INIT_INO). NVML tells the PIDs of these."""
@@ -20,6 +20,7 @@ _CONTAINER = (
     "kvheadroom runs in a container with process numbers of its own, while the driver tells the machine's; start it "
     "with `--pid=host` (Kubernetes: `hostPID: true`)"
 )
+_NO_ADDRESS = "it answers at a unix socket, so no address leads to its process; `process_discovery: {}` finds those of this machine"
 _INIT = 1
 _PORTS = {"http": 80, "https": 443}
 _LOOPBACKS: tuple[Address, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
@@ -49,14 +50,14 @@ class ProcessTree:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
 
-    def find(self, urls: tuple[str, ...], pids: frozenset[int]) -> tuple[ServerProcesses, ...]:
-        """For the server at each URL, those of some processes that it started, or why none is known.
+    def find(self, places: tuple[ServerPlace, ...], pids: frozenset[int]) -> tuple[ServerProcesses, ...]:
+        """For each server, those of some processes that it started, or why none is known.
 
         Args:
             pids: of processes on GPUs.
         """
         if link_of(self._proc / "self" / "ns" / "pid") != INITIAL_PID_NAMESPACE:
-            return tuple(ServerProcesses(url=url, unknown=_CONTAINER) for url in urls)
+            return tuple(ServerProcesses(place=place, unknown=_CONTAINER) for place in places)
         chains = {pid: self._chain(pid) for pid in pids}
         members = {member for chain in chains.values() for member in chain}
         held = {member: sockets_of(self._proc / str(member)) for member in members}
@@ -67,10 +68,13 @@ class ProcessTree:
             if home and home not in networks:
                 networks[home] = read_network(self._proc / str(member) / "net")
         servers = []
-        for url in urls:
-            target = self._target(url, networks[ours])
+        for place in places:
+            if place.unix_socket is not None:
+                servers.append(self._at_a_socket(place, chains))
+                continue
+            target = self._target(place.url, networks[ours])
             if isinstance(target, str):
-                servers.append(ServerProcesses(url=url, unknown=target))
+                servers.append(ServerProcesses(place=place, unknown=target))
                 continue
             called = {home: _called(target, networks[home], is_ours=home == ours) for home in networks}
             holders = {
@@ -79,11 +83,22 @@ class ProcessTree:
                 if not (held[member] or frozenset()).isdisjoint(called.get(homes[member], frozenset()))
             }
             found = frozenset(pid for pid, chain in chains.items() if not holders.isdisjoint(chain))
-            why = (
-                None if found else _why(url, any(called.values()), any(one is None for one in held.values()))
-            )
-            servers.append(ServerProcesses(url=url, pids=found, unknown=why))
+            is_hidden = any(one is None for one in held.values())
+            why = None if found else _why(place.url, any(called.values()), is_hidden)
+            servers.append(ServerProcesses(place=place, pids=found, unknown=why))
         return tuple(servers)
+
+    def _at_a_socket(self, place: ServerPlace, chains: dict[int, tuple[int, ...]]) -> ServerProcesses:
+        """Of a server that no address leads to."""
+        if place.process is None:
+            return ServerProcesses(place=place, unknown=_NO_ADDRESS)
+        pid, started_ticks = place.process
+        fields = stat_fields(self._proc / str(pid))
+        if not fields or int(fields[STARTED_TICKS]) != started_ticks:
+            return ServerProcesses(place=place, unknown="its process has ended")
+        return ServerProcesses(
+            place=place, pids=frozenset(one for one, chain in chains.items() if pid in chain)
+        )
 
     def _chain(self, pid: int) -> tuple[int, ...]:
         """A process and who started it, and so on; without the machine's first, which may hold sockets for others."""
