@@ -14,7 +14,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvheadroom.capacity.readings import VllmPage
-from kvheadroom.sources.seldom_figures import SeldomFigures, seldom_figures
+from kvheadroom.sources.seldom_lines import SeldomLines, seldom_lines
 from kvheadroom.sources.vllm_metrics import parse_page
 from kvheadroom.sources.vllm_pages import FILTERED_PAGE, FILTERED_PAGE_WITH_SELDOM, WHOLE_PAGE
 from tests.daemon import Daemon, daemon, wait_for
@@ -138,17 +138,22 @@ def test_filtered_pages_of_an_idle_server_tell_what_its_whole_page_tells(tiny_gq
     assert run_to_the_end(tiny_gqa_server.base_url, shape).finished == 4
     wait_for(lambda: tiny_gqa_server.metric_sum("vllm:num_requests_running") == 0, "the end of all work")
 
-    def read(path: str, earlier: SeldomFigures | None = None) -> VllmPage:
-        page = parse_page(requests.get(tiny_gqa_server.base_url + path, timeout=10).content, earlier)
+    def get(path: str) -> bytes:
+        return requests.get(tiny_gqa_server.base_url + path, timeout=10).content
+
+    def read(body: bytes, earlier: SeldomLines | None = None) -> VllmPage:
+        page = parse_page(body, earlier)
         assert isinstance(page, VllmPage)
         return page
 
-    whole = read(WHOLE_PAGE)
+    body = get(WHOLE_PAGE)
+    whole = read(body)
     assert (whole.engines[0].finished_requests_total or 0) >= 4
     assert (whole.engines[0].prompt_tokens_local_compute_total or 0) > 0
-    assert read(FILTERED_PAGE_WITH_SELDOM) == whole
-    assert read(FILTERED_PAGE, seldom_figures(whole)) == whole
-    assert read(FILTERED_PAGE).engines[0].finished_requests_total is None
+    assert read(get(FILTERED_PAGE_WITH_SELDOM)) == whole
+    assert read(get(FILTERED_PAGE), seldom_lines(body, whole)) == whole
+    alone = read(get(FILTERED_PAGE)).engines[0]
+    assert (alone.finished_requests_total, alone.num_blocks) == (None, None)
 
 
 def test_wrong_results_on_the_page_leave_the_prediction_where_it_is(watched: Watched) -> None:

@@ -13,7 +13,7 @@ from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, V
 from kvheadroom.sources import vllm_pages
 from kvheadroom.sources.endpoint import Endpoint
 from kvheadroom.sources.http import open_session
-from kvheadroom.sources.seldom_figures import seldom_figures
+from kvheadroom.sources.seldom_lines import seldom_lines
 from kvheadroom.sources.vllm_metrics import parse_page
 from kvheadroom.sources.vllm_pages import FILTERED_PAGE, FILTERED_PAGE_WITH_SELDOM, VllmPages
 from tests.conftest import capture
@@ -80,17 +80,16 @@ def now_is(page: str) -> Callable[[Answers], None]:
 
 def test_the_names_asked_for_are_those_of_a_page() -> None:
     told = {family.name for family in text_string_to_metric_families(filtered(WHOLE))}
-    assert {"vllm:kv_cache_usage_perc", "vllm:cache_config_info", "process_start_time_seconds"} <= told
-    assert len(told) == 15
+    assert {"vllm:kv_cache_usage_perc", "process_start_time_seconds"} <= told
+    assert len(told) == 14
     assert len(filtered(WHOLE)) < len(WHOLE) / 8
-    # A histogram costs the server as much as six gauges.
     lengths = {
         "vllm:request_prompt_tokens_count",
         "vllm:request_prompt_tokens_sum",
         "vllm:request_generation_tokens_sum",
     }
     seldom = {family.name for family in text_string_to_metric_families(filtered(WHOLE, WITH_SELDOM))} - told
-    assert seldom == lengths
+    assert seldom == lengths | {"vllm:cache_config_info"}
 
 
 def test_the_whole_page_is_asked_for_once_and_then_the_filtered_one() -> None:
@@ -137,6 +136,16 @@ def test_a_series_that_vanishes_costs_one_whole_page() -> None:
     ]
 
 
+def test_an_engine_that_joins_has_told_all_with_the_second_page() -> None:
+    second = [line.replace('engine="0"', 'engine="1"') for line in WHOLE.split("\n") if 'engine="0"' in line]
+    joined = WHOLE + "\n".join(second) + "\n"
+    asked, got = pages_of(None, None, now_is(joined), None, None)
+    assert asked == [["/metrics"], ["/metrics/"], ["/metrics/"], ["/metrics/+"], ["/metrics/"]]
+    (_, first), *later = (one for one in got[2:] if isinstance(one, tuple))
+    assert [(engine.engine, engine.num_blocks) for engine in first.engines] == [("0", 128), ("1", None)]
+    assert [page for _, page in later] == [parse_page(joined.encode())] * 2
+
+
 def test_another_process_is_asked_for_its_whole_page_and_tried_anew() -> None:
     start = next(line for line in WHOLE.split("\n") if line.startswith("process_start_time_seconds"))
     restarted = WHOLE.replace(start, "process_start_time_seconds 1.9e+09")
@@ -168,7 +177,7 @@ def test_all_pages_tell_the_same() -> None:
     assert isinstance(whole, VllmPage)
     assert whole.engines[0].finished_requests_total
     assert parse_page(filtered(WHOLE, WITH_SELDOM).encode()) == whole
-    assert parse_page(filtered(WHOLE).encode(), seldom_figures(whole)) == whole
+    assert parse_page(filtered(WHOLE).encode(), seldom_lines(WHOLE.encode(), whole)) == whole
     _, got = pages_of(None, None, None)
     assert [not isinstance(one, SourceFailure) and one[1] for one in got] == [whole] * 3
 
@@ -197,6 +206,6 @@ def test_of_a_page_that_tells_no_start_nothing_is_taken_over() -> None:
     assert [one for one in got if isinstance(one, SourceFailure)] == []
     whole = parse_page(WHOLE.encode())
     assert isinstance(whole, VllmPage)
-    part = parse_page(filtered(bare).encode(), seldom_figures(whole))
+    part = parse_page(filtered(bare).encode(), seldom_lines(WHOLE.encode(), whole))
     assert isinstance(part, VllmPage)
-    assert part.engines[0].finished_requests_total is None
+    assert (part.engines[0].finished_requests_total, part.engines[0].num_blocks) == (None, None)

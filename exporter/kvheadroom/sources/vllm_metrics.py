@@ -37,7 +37,7 @@ from kvheadroom.sources.page_scanner import (
     series_before,
     wanted_lines,
 )
-from kvheadroom.sources.seldom_figures import SeldomFigures
+from kvheadroom.sources.seldom_lines import SeldomLines
 from kvheadroom.sources.vllm_info import info_fields, info_of
 
 MAX_ENGINES = 1024
@@ -55,17 +55,16 @@ _ONCE_IN_BLOCKS = frozenset({"gpu_prefix_cache_queries_total", "gpu_prefix_cache
 # Layouts that are remembered: those of as many kinds of servers, whose wanted lines are not larger than this.
 _MAX_LAYOUTS = 1024
 _MAX_LAYOUT_BYTES = 64 * 1024
-_NONE: Mapping[str, Any] = {}
 
 
-def parse_page(body: bytes, earlier: SeldomFigures | None = None) -> VllmPage | SourceFailure:
+def parse_page(body: bytes, earlier: SeldomLines | None = None) -> VllmPage | SourceFailure:
     """Read one page; a failure only when the bytes are no metrics page of a vLLM server.
 
     Lines that cannot be read and values that cannot be true are dropped and reported as problems: a page
     with one bad line still tells the rest.
 
     Args:
-        earlier: taken over where the page is of the same process and does not tell it.
+        earlier: taken over where the page is of the same process. It was asked for without these.
     """
     lines = wanted_lines(body)
     if not lines and _ANY_VLLM.search(body) is None:
@@ -73,15 +72,14 @@ def parse_page(body: bytes, earlier: SeldomFigures | None = None) -> VllmPage | 
     if len(lines) > MAX_WANTED_LINES:
         detail = f"the answer has {len(lines)} lines of the metrics that are read; no vLLM server has so many"
         return SourceFailure("metrics", FailureReason.TOO_LARGE, detail)
+    process_start = _start_time(body)
+    declared_earlier: frozenset[str] = frozenset()
+    if earlier is not None and earlier.process_start == process_start:
+        lines = [*earlier.lines, *lines]
+        declared_earlier = earlier.metrics
     problems: list[PageProblem] = []
     layout, values = _read(lines, problems)
-    process_start = _start_time(body)
-    metrics, more = _metrics(body, layout), _NONE
-    if earlier is not None and earlier.process_start == process_start:
-        metrics, more = metrics | earlier.metrics, earlier.fields
-    engines = tuple(
-        _snapshot(engine, layout, values, more.get(engine.name, _NONE), problems) for engine in layout.engines
-    )
+    engines = tuple(_snapshot(engine, layout, values, problems) for engine in layout.engines)
     if not engines:
         problems.append(
             PageProblem(
@@ -94,7 +92,7 @@ def parse_page(body: bytes, earlier: SeldomFigures | None = None) -> VllmPage | 
         engines=engines,
         problems=tuple(problems[:_MAX_PROBLEMS]),
         process_start_time_seconds=process_start,
-        metrics=metrics,
+        metrics=_metrics(body, layout) | declared_earlier,
     )
 
 
@@ -282,11 +280,10 @@ def _snapshot(
     engine: _EngineLayout,
     layout: _Layout,
     values: list[float],
-    earlier: Mapping[str, float],
     problems: list[PageProblem],
 ) -> EngineSnapshot:
     problems += engine.problems
-    fields = {**engine.static, **earlier}
+    fields = dict(engine.static)
     for target, index, most in engine.single:
         value = values[index]
         if 0.0 <= value <= most:

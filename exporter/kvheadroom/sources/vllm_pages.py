@@ -15,7 +15,7 @@ from kvheadroom.capacity.readings import EngineSnapshot, FailureReason, Scrape, 
 from kvheadroom.sources.endpoint import Endpoint
 from kvheadroom.sources.http import Session, fetch
 from kvheadroom.sources.metric_names import NAMES, OFTEN_NAMES
-from kvheadroom.sources.seldom_figures import SeldomFigures, seldom_figures
+from kvheadroom.sources.seldom_lines import SeldomLines, seldom_lines
 from kvheadroom.sources.vllm_metrics import parse_page
 
 WHOLE_PAGE = "/metrics"
@@ -63,7 +63,7 @@ class VllmPages:
         self._process_start: float | None = None
         self._shape: object = None
         """Of the last page, filtered or whole, that told all there is."""
-        self._seldom: SeldomFigures | None = None
+        self._seldom: SeldomLines | None = None
         self._seldom_at = 0.0
         """Seconds of the monotonic clock."""
 
@@ -107,6 +107,7 @@ class VllmPages:
                 now = _told(answer[1])
                 if told <= now:
                     self._whole, self._shape = (now, size), shape
+                    self._ask_who_joined(answer[1])
                     return answer
             # A process that has just started is tried anew after its whole page.
             self._refused = self._whole is not None
@@ -120,8 +121,15 @@ class VllmPages:
                     self._refused = False
                 self._whole, self._shape = (told, len(answer[0].body)), shape
             if not self._refused:
-                self._keep_seldom(answer[1])
+                self._keep_seldom(*answer)
         return answer
+
+    def _ask_who_joined(self, page: VllmPage) -> None:
+        """Let the next page tell everything where this one has an engine that has told only a part so far."""
+        if self._seldom is not None and any(
+            engine.engine not in self._seldom.engines for engine in page.engines
+        ):
+            self._seldom = None
 
     def _is_another(self, page: VllmPage) -> bool:
         """Whether a page is of another process than the last one, as far as both tell."""
@@ -135,14 +143,14 @@ class VllmPages:
             return await self._get(endpoint, FILTERED_PAGE, deadline, self._seldom)
         answer = await self._get(endpoint, FILTERED_PAGE_WITH_SELDOM, deadline)
         if not isinstance(answer, SourceFailure):
-            self._keep_seldom(answer[1])
+            self._keep_seldom(*answer)
         return answer
 
-    def _keep_seldom(self, page: VllmPage) -> None:
-        self._seldom, self._seldom_at = seldom_figures(page), time.monotonic()
+    def _keep_seldom(self, scrape: Scrape, page: VllmPage) -> None:
+        self._seldom, self._seldom_at = seldom_lines(scrape.body, page), time.monotonic()
 
     async def _get(
-        self, endpoint: Endpoint, path: str, deadline: float, earlier: SeldomFigures | None = None
+        self, endpoint: Endpoint, path: str, deadline: float, earlier: SeldomLines | None = None
     ) -> tuple[Scrape, VllmPage] | SourceFailure:
         scrape = await fetch(
             self._session,
