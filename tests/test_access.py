@@ -13,7 +13,7 @@ import uvloop
 
 from kvheadroom.access import open_endpoint, open_endpoints
 from kvheadroom.app import ConfigFile, _reload, check
-from kvheadroom.capacity.assessment import ReplicaAssessment
+from kvheadroom.capacity.fleet import ReplicaAssessment
 from kvheadroom.capacity.readings import FailureReason, Scrape
 from kvheadroom.cli import _config
 from kvheadroom.config import ConfigError, load_config, validate_config

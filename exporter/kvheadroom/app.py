@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvheadroom.access import open_endpoints
-from kvheadroom.capacity.assessment import FleetAssessment, ReloadStatus
+from kvheadroom.capacity.fleet import FleetAssessment, ReloadStatus
 from kvheadroom.config import Config, ConfigError
 from kvheadroom.outputs.server import ListenAddress, start_server
 from kvheadroom.sources.http import open_session

@@ -10,12 +10,13 @@ from typing import Any
 
 from kvheadroom.capacity.deployment import PlanRequest, facts_of_start
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, TensorInventory
+from kvheadroom.capacity.facts import OperatorFacts
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.model_plan import ModelPlan, plan_model
 from kvheadroom.capacity.rank_weights import wants_headers
 from kvheadroom.capacity.readings import SourceFailure
 from kvheadroom.capacity.speculation import DRAFT_CONFIG, WITH_MODEL
+from kvheadroom.capacity.stored_model import ModelFiles, TensorInventory
 from kvheadroom.sources.hub_environment import SOURCE as HUB
 from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json
 from kvheadroom.sources.model_lookup import LocatedModel, find_model, with_headers

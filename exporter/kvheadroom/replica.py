@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from kvheadroom.capacity.assessment import SourceStatus
-from kvheadroom.capacity.facts import EngineFacts, MissingFact, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import EngineFacts, MissingFact, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.fleet import SourceStatus
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
 from kvheadroom.monitor.sampler import ReplicaSources, Resolution
 from kvheadroom.sources.endpoint import Endpoint

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from kvheadroom.access import names_files, open_endpoint
-from kvheadroom.capacity.assessment import ReplicaAssessment
 from kvheadroom.capacity.discovery import WatchedTarget
 from kvheadroom.capacity.events import ServerMemory
+from kvheadroom.capacity.fleet import ReplicaAssessment
 from kvheadroom.capacity.gpu_assignment import GpuClaim
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.gpus import GpuReading, ServerPlace

@@ -13,11 +13,12 @@ from typing import Any
 
 import yaml
 
-from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import EngineFacts, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.prediction import logged_tokens, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.stored_model import ModelFiles
 from tests.capacity.truth import BY_ID
 
 HERE = Path(__file__).parent

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from kvheadroom.capacity.deployment import PlanRequest
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts
+from kvheadroom.capacity.facts import OperatorFacts
+from kvheadroom.capacity.stored_model import ModelFiles
 
 FOLDER = Path(__file__).parent / "article"
 CONFIGS = {

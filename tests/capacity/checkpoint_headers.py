@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from kvheadroom.capacity.facts import StoredTensor, TensorInventory
+from kvheadroom.capacity.stored_model import StoredTensor, TensorInventory
 from kvheadroom.capacity.weights.parts import Blueprint, Experts, Linear, Tensor, Vocabulary
 from kvheadroom.capacity.weights.schemes import Scheme
 from kvheadroom.capacity.weights.shares import bits_of

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvheadroom.capacity.command_line import CommandLine
-from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import EngineFacts, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.stored_model import ModelFiles
 
 # 4 layers x 2 (K, V) x 2 KV heads x 32 x 2 B = 1,024 B per token
 TINY_LLAMA: dict[str, Any] = {

@@ -8,8 +8,9 @@ import pytest
 
 from kvheadroom.capacity.article import BridgeStep, SimpleSum, as_the_sum_takes_it, simple_sum
 from kvheadroom.capacity.deployment import PlanRequest, plan_deployment
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts
+from kvheadroom.capacity.facts import OperatorFacts
 from kvheadroom.capacity.model_plan import PlannedRow, ladder, plan_model
+from kvheadroom.capacity.stored_model import ModelFiles
 from tests.capacity.article_models import request
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.capacity.truth import BY_ID

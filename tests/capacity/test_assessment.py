@@ -5,15 +5,9 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.assessment import (
-    Assessment,
-    FleetAssessment,
-    Reading,
-    ReplicaAssessment,
-    assess,
-    withhold_stale,
-)
+from kvheadroom.capacity.assessment import Assessment, Reading, assess
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment, withhold_stale
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot, ProblemReason, VllmPage
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA, facts

@@ -8,9 +8,10 @@ import pytest
 
 from kvheadroom.capacity.alternatives import Kind, alternatives, spelt
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, PlanRequest, plan_deployment
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts
+from kvheadroom.capacity.facts import OperatorFacts
 from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.plan_figures import figures
+from kvheadroom.capacity.stored_model import ModelFiles
 from tests.capacity.article_models import request
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.capacity.truth import BY_ID, ROWS, is_refused

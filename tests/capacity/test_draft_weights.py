@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import TensorInventory
+from kvheadroom.capacity.stored_model import TensorInventory
 from kvheadroom.capacity.weights import WeightPlan, plan_weights
 from tests.capacity import checkpoint_headers as headers
 from tests.capacity.facts_builder import facts

@@ -2,12 +2,13 @@
 
 import pytest
 
-from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, Origin, ServerAnswers
+from kvheadroom.capacity.facts import MissingFact, OperatorFacts, Origin, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import Refusal, plan_layout
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import parse_release, rules_for
+from kvheadroom.capacity.stored_model import ModelFiles
 from tests.capacity.facts_builder import TINY_LLAMA, facts
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
+from kvheadroom.capacity.fleet import FleetAssessment, withhold_stale
 from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, ServerPlace
 from kvheadroom.capacity.readings import FailureReason, SourceFailure

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from kvheadroom.capacity.cases import plan_case
-from kvheadroom.capacity.facts import ModelFiles, OperatorFacts, ServerAnswers, TensorInventory
+from kvheadroom.capacity.facts import OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.stored_model import ModelFiles, TensorInventory
 from kvheadroom.capacity.weights import DRAFT_MODEL, WeightPlan, plan_weights, target_bytes
 from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint
 from kvheadroom.capacity.weights.registry import BUILDS

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import Draft, EngineFacts, TensorInventory
+from kvheadroom.capacity.facts import Draft, EngineFacts
 from kvheadroom.capacity.families.multimodal import text_section
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.model_config import ModelConfig
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.settings_resolution import compute_dtype
+from kvheadroom.capacity.stored_model import TensorInventory
 from kvheadroom.capacity.weights import WeightPlan, plan_weights
 from kvheadroom.capacity.weights.builders import Model
 from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvheadroom.capacity.facts import EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import EngineFacts, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.stored_model import ModelFiles
 
 ROWS: list[dict[str, Any]] = [
     json.loads(line)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvheadroom.access import open_endpoint
-from kvheadroom.capacity.assessment import FleetAssessment
+from kvheadroom.capacity.fleet import FleetAssessment
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.config import Config, ReplicaConfig, validate_config
 from kvheadroom.discovery import watched

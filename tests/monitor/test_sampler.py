@@ -7,14 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvheadroom.capacity.assessment import (
-    EventKind,
-    ReplicaAssessment,
-    ReplicaState,
-    SourceStatus,
-    withhold_stale,
-)
 from kvheadroom.capacity.facts import MissingFact
+from kvheadroom.capacity.fleet import EventKind, ReplicaAssessment, ReplicaState, SourceStatus, withhold_stale
 from kvheadroom.capacity.readings import (
     EngineSnapshot,
     FailureReason,

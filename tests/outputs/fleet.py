@@ -2,22 +2,21 @@
 
 from dataclasses import replace
 
-from kvheadroom.capacity.assessment import (
+from kvheadroom.capacity.assessment import Reading, assess
+from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
+from kvheadroom.capacity.engine_states import EngineState, StateFound
+from kvheadroom.capacity.facts import MissingFact, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.fleet import (
     Event,
     EventKind,
     FleetAssessment,
     GpuAssessment,
-    Reading,
     ReloadStatus,
     ReplicaAssessment,
     ReplicaState,
     SourceStatus,
-    assess,
 )
-from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
-from kvheadroom.capacity.engine_states import EngineState, StateFound
-from kvheadroom.capacity.facts import MissingFact, ModelFiles, OperatorFacts, ServerAnswers
-from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_assignment import (
     Assignment,
     GpuAssignments,
@@ -30,6 +29,7 @@ from kvheadroom.capacity.history import KEPT, Moment
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
 from kvheadroom.capacity.release_rules import rules_for
 from kvheadroom.capacity.remote_gpus import ExporterStatus, Pod, RemoteGpu, RemoteGpus
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.conftest import capture

@@ -3,7 +3,7 @@
 import random
 import re
 
-from kvheadroom.capacity.assessment import FleetAssessment, GpuAssessment
+from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment
 from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
 from kvheadroom.capacity.gpus import (
     GpuFailure,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvheadroom.capacity.assessment import withhold_stale
+from kvheadroom.capacity.fleet import withhold_stale
 from kvheadroom.outputs.json_report import status_report, to_json
 from tests.outputs.fleet import NOW, fleet
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import Outcome, PlanRequest
-from kvheadroom.capacity.facts import AUTO_LENGTH, ModelFiles, OperatorFacts
+from kvheadroom.capacity.facts import AUTO_LENGTH, OperatorFacts
 from kvheadroom.capacity.gpu_catalogue import catalogue_name
 from kvheadroom.capacity.model_plan import ModelPlan, plan_model
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.outputs.plan_json import plan_json
 from kvheadroom.outputs.plan_report import plan_report
 from tests.capacity.article_models import request as article_request

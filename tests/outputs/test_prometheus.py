@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from kvheadroom.capacity.assessment import FleetAssessment, GpuAssessment, withhold_stale
 from kvheadroom.capacity.discovery import OUR_LABELS, checked_labels
+from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, withhold_stale
 from kvheadroom.capacity.gpu_assignment import GpuAssignments, NotHere
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
 from kvheadroom.outputs.check_report import check_report

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvheadroom.capacity.assessment import withhold_stale
+from kvheadroom.capacity.fleet import withhold_stale
 from kvheadroom.capacity.gpus import GpuReading
 from kvheadroom.capacity.remote_gpus import ExporterStatus
 from kvheadroom.monitor.board import Board

@@ -6,7 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kvheadroom.capacity.assessment import FleetAssessment, Reading, assess, withhold_stale
+from kvheadroom.capacity.assessment import Reading, assess
+from kvheadroom.capacity.fleet import FleetAssessment, withhold_stale
 from kvheadroom.outputs.numbers import count, percent, seconds, signed, size
 from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden

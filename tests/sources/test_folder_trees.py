@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvheadroom.capacity.command_line import CommandLine
-from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.local_server import FolderTree, LocalServer
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.sources.folder_trees import NotFollowedError, follow_all, seen_from_here
 from kvheadroom.sources.server_model import read_server_model
 

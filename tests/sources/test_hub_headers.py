@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvheadroom.capacity.facts import TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import TensorInventory
 from kvheadroom.sources import hub_headers
 from kvheadroom.sources.hub_environment import HubEnvironment, HubName
 from kvheadroom.sources.hub_headers import fetch_headers

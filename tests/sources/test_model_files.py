@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.sources.model_files import MAX_FOLDERS_UNDER_WAY, ModelFilesReader, read_model_files
 
 INDEX = "model.safetensors.index.json"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import ModelFiles, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import ModelFiles, TensorInventory
 from kvheadroom.sources.hub_environment import HubEnvironment, HubName
 from kvheadroom.sources.model_hub import fetch_model_files
 from tests.doubles.http_server import Answer, http_server, make_certificate, ranged, text_answer

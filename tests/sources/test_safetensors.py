@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import ModelFiles, StoredTensor, TensorInventory
+from kvheadroom.capacity.stored_model import ModelFiles, StoredTensor, TensorInventory
 from kvheadroom.sources.model_files import read_model_files
 from kvheadroom.sources.safetensors import read_tensors
 from kvheadroom.sources.safetensors_header import MAX_HEADER_BYTES

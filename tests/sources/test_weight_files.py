@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import StoredTensor
+from kvheadroom.capacity.stored_model import StoredTensor
 from kvheadroom.sources.safetensors_header import BadHeaderError, read_header
 from kvheadroom.sources.weight_files import INDEX_NAME, WeightFiles, read_weight_files
 from tests.sources.safetensors_files import file_bytes, header_of, write_file

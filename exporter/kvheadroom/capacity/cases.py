@@ -7,13 +7,7 @@ forms of the reference: planned, refused, unknown.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvheadroom.capacity.facts import (
-    PARALLEL_FLAGS,
-    EngineFacts,
-    ModelFiles,
-    OperatorFacts,
-    ServerAnswers,
-)
+from kvheadroom.capacity.facts import PARALLEL_FLAGS, EngineFacts, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
@@ -22,6 +16,7 @@ from kvheadroom.capacity.parallelism import MOST_GPUS
 from kvheadroom.capacity.prediction import PredictedPool, plan_pool
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import rules_for
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.capacity.weights import target_bytes
 
 _SIZES = (*PARALLEL_FLAGS, "data_parallel_size")

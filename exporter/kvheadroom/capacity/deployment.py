@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kvheadroom.capacity.facts import AUTO_LENGTH, EngineFacts, ModelFiles, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import AUTO_LENGTH, EngineFacts, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.memory import MemoryTerm, NoRoom, PoolBudget, plan_budget
 from kvheadroom.capacity.prediction import PredictedPool, less_than_a_block, plan_pool
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.readings import EchoedFlags
+from kvheadroom.capacity.stored_model import ModelFiles
 
 
 class Outcome(StrEnum):

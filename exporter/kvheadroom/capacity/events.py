@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvheadroom.capacity.assessment import Assessment, Event, EventKind
+from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.facts import Origin
+from kvheadroom.capacity.fleet import Event, EventKind
 from kvheadroom.capacity.readings import EngineSnapshot
 
 COUNTERS = (

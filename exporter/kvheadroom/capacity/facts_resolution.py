@@ -18,11 +18,9 @@ from kvheadroom.capacity.facts import (
     EngineFacts,
     Fact,
     MissingFact,
-    ModelFiles,
     OperatorFacts,
     Origin,
     ServerAnswers,
-    TensorInventory,
 )
 from kvheadroom.capacity.gpu_cards import LARGE, LARGEST, BatchDefaults
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
@@ -33,6 +31,7 @@ from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 from kvheadroom.capacity.said_flags import SaidFlags, unread_flags
 from kvheadroom.capacity.speculation import plan_draft
+from kvheadroom.capacity.stored_model import ModelFiles, TensorInventory
 from kvheadroom.capacity.weights import plan_weights
 
 DEFAULT_OVERHEAD_BYTES = 12 * 10**9

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from kvheadroom.capacity.command_line import CommandLine
-from kvheadroom.capacity.facts import Fact, MissingFact, ModelFiles, OperatorFacts, Origin
+from kvheadroom.capacity.facts import Fact, MissingFact, OperatorFacts, Origin
 from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
+from kvheadroom.capacity.stored_model import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)

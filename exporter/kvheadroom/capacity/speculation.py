@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from kvheadroom.capacity.checkpoint_types import kv_dtypes
-from kvheadroom.capacity.facts import Draft, DraftModel, TensorInventory
+from kvheadroom.capacity.facts import Draft, DraftModel
 from kvheadroom.capacity.families import attention
 from kvheadroom.capacity.layer_stack import Layers
 from kvheadroom.capacity.layers import AttentionLayer, CacheLayer
 from kvheadroom.capacity.model_config import BadFieldError, ModelConfig, shown
 from kvheadroom.capacity.model_geometry import ModelGeometry
+from kvheadroom.capacity.stored_model import TensorInventory
 
 _MOST_TOKENS = 1000
 

@@ -3,13 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
-from kvheadroom.capacity.assessment import (
-    FleetAssessment,
-    GpuAssessment,
-    ReloadStatus,
-    ReplicaAssessment,
-)
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
+from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReloadStatus, ReplicaAssessment
 from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
 from kvheadroom.capacity.gpus import GpuFailureReason, GpuReading
 from kvheadroom.capacity.remote_gpus import ExporterStatus, join_remote, known_elsewhere

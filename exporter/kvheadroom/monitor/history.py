@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
-from kvheadroom.capacity.assessment import STALE_AFTER_TICKS
+from kvheadroom.capacity.fleet import STALE_AFTER_TICKS
 from kvheadroom.capacity.history import COUNTERS, KEPT, WINDOWS, Moment, Recent
 from kvheadroom.capacity.readings import EngineSnapshot
 

@@ -13,16 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from kvheadroom.capacity.assessment import (
-    Assessment,
-    Event,
-    EventKind,
-    Reading,
-    ReplicaAssessment,
-    ReplicaState,
-    SourceStatus,
-    assess,
-)
+from kvheadroom.capacity.assessment import Assessment, Reading, assess
 from kvheadroom.capacity.events import (
     MAX_SERVERS,
     ServerMemory,
@@ -32,6 +23,7 @@ from kvheadroom.capacity.events import (
     remember,
 )
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.fleet import Event, EventKind, ReplicaAssessment, ReplicaState, SourceStatus
 from kvheadroom.capacity.readings import (
     FailureReason,
     PageProblem,

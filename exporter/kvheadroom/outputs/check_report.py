@@ -2,13 +2,9 @@
 
 from collections.abc import Iterator
 
-from kvheadroom.capacity.assessment import (
-    Assessment,
-    FleetAssessment,
-    GpuAssessment,
-    ReplicaAssessment,
-)
+from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.discovery import DiscoveryStatus
+from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAssessment
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
 from kvheadroom.capacity.remote_gpus import RemoteGpus
 from kvheadroom.outputs.numbers import count, seconds, signed, size

@@ -3,14 +3,9 @@
 import json
 from typing import Any
 
-from kvheadroom.capacity.assessment import (
-    Assessment,
-    FleetAssessment,
-    GpuAssessment,
-    ReplicaAssessment,
-    is_stale,
-)
+from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.facts import EngineFacts, Fact
+from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAssessment, is_stale
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
 from kvheadroom.capacity.gpus import GpuFailure
 from kvheadroom.capacity.prefix_cache import Hits

@@ -8,7 +8,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kvheadroom import __version__
-from kvheadroom.capacity.assessment import Assessment, FleetAssessment, ReplicaAssessment
+from kvheadroom.capacity.assessment import Assessment
+from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment
 from kvheadroom.outputs import metric_catalogue as m
 
 Family = CounterMetricFamily | GaugeMetricFamily

@@ -13,8 +13,8 @@ from typing import Protocol
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from kvheadroom.capacity.assessment import FleetAssessment, withhold_stale
 from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.capacity.fleet import FleetAssessment, withhold_stale
 from kvheadroom.outputs.json_report import status_report, to_json
 from kvheadroom.outputs.prometheus import exposition
 from kvheadroom.outputs.status_page import render_page

@@ -5,8 +5,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvheadroom import __version__
-from kvheadroom.capacity.assessment import FleetAssessment, ReplicaState, is_stale
 from kvheadroom.capacity.binding_limit import Limit
+from kvheadroom.capacity.fleet import FleetAssessment, ReplicaState, is_stale
 from kvheadroom.capacity.remote_gpus import RemoteGpu
 from kvheadroom.outputs.numbers import count, percent, seconds, signed, signed_percent, size
 

@@ -6,8 +6,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
-from kvheadroom.capacity.facts import StoredTensor, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import StoredTensor, TensorInventory
 from kvheadroom.sources.hub_environment import SOURCE, HubEnvironment, HubName
 from kvheadroom.sources.model_hub import FILE_SECONDS, Hub
 from kvheadroom.sources.safetensors import gathered

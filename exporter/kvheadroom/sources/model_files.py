@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.sources.safetensors import read_tensors
 from kvheadroom.sources.slow_files import SlowFiles
 from kvheadroom.sources.weight_files import INDEX_NAME, read_weight_files

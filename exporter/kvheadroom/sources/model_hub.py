@@ -14,8 +14,8 @@ from urllib.parse import quote, urljoin, urlsplit
 import requests
 
 from kvheadroom import __version__
-from kvheadroom.capacity.facts import ModelFiles, StoredTensor, TensorInventory
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import ModelFiles, StoredTensor, TensorInventory
 from kvheadroom.sources.blocking_requests import innermost, unchanged, within
 from kvheadroom.sources.hub_environment import DEFAULT_ENDPOINT, SOURCE, HubEnvironment, HubName
 from kvheadroom.sources.model_files import (

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.sources.hub_environment import SOURCE as HUB
 from kvheadroom.sources.hub_environment import (
     HubEnvironment,

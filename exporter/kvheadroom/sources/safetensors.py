@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from kvheadroom.capacity.facts import StoredTensor, TensorInventory
+from kvheadroom.capacity.stored_model import StoredTensor, TensorInventory
 from kvheadroom.capacity.weights.stored import together
 from kvheadroom.sources.safetensors_header import BadHeaderError, read_header
 from kvheadroom.sources.weight_files import consolidated

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvheadroom.capacity.facts import StoredTensor
+from kvheadroom.capacity.stored_model import StoredTensor
 
 LENGTH_BYTES = 8
 LFS_POINTER = b"version "

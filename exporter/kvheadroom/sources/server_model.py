@@ -3,9 +3,9 @@
 import errno
 from pathlib import Path
 
-from kvheadroom.capacity.facts import ModelFiles
 from kvheadroom.capacity.local_server import LocalServer
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.sources.folder_trees import NotFollowedError, follow_all, seen_from_here
 from kvheadroom.sources.hub_environment import HubName, cached_folder, parse_hub_name
 from kvheadroom.sources.model_files import SOURCE, read_model_files

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
 from kvheadroom.capacity.checkpoint_types import quantization_method
-from kvheadroom.capacity.facts import DraftModel, TensorInventory
+from kvheadroom.capacity.facts import DraftModel
 from kvheadroom.capacity.model_config import BadFieldError, ModelConfig
+from kvheadroom.capacity.stored_model import TensorInventory
 from kvheadroom.capacity.weights.builders import Model
 from kvheadroom.capacity.weights.contradiction import size_text
 from kvheadroom.capacity.weights.drafts import DRAFT_BUILDS, EMBEDDING, as_loaded, head_rows, owned, without

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
-from kvheadroom.capacity.facts import TensorInventory
+from kvheadroom.capacity.stored_model import TensorInventory
 from kvheadroom.capacity.weights.builders import Model
 from kvheadroom.capacity.weights.parts import (
     Blueprint,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
-from kvheadroom.capacity.facts import TensorInventory
+from kvheadroom.capacity.stored_model import TensorInventory
 from kvheadroom.capacity.weights.contradiction import another_checkpoint, first_of, size_text
 from kvheadroom.capacity.weights.matching import Matching, Missing, match
 from kvheadroom.capacity.weights.own_types import AS_CONFIGURED, OwnTypes, own_types

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
-from kvheadroom.capacity.facts import TensorInventory
 from kvheadroom.capacity.model_config import ModelConfig
 from kvheadroom.capacity.parallelism import pipeline_stages
+from kvheadroom.capacity.stored_model import TensorInventory
 from kvheadroom.capacity.weights.builders import Model
 from kvheadroom.capacity.weights.contradiction import NotTakenError
 from kvheadroom.capacity.weights.files import ReadFiles, read_files

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.cache_settings import NotModelledError
-from kvheadroom.capacity.facts import StoredTensor
 from kvheadroom.capacity.layers import divide
+from kvheadroom.capacity.stored_model import StoredTensor
 from kvheadroom.capacity.weights.contradiction import ContradictionError, CutBlockError
 from kvheadroom.capacity.weights.matching import Found, Matching
 from kvheadroom.capacity.weights.parts import (

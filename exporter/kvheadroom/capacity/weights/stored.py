@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvheadroom.capacity.facts import StoredTensor
+from kvheadroom.capacity.stored_model import StoredTensor
 
 _EXPERT = re.compile(r"(?<=\bexperts)\.\d+(?=\.)")
 _LAYER = re.compile(r"^(?P<before>(?:[A-Za-z_]\w*\.)*?(?:layers|h|blocks|block))\.(?P<number>\d{1,6})\.")

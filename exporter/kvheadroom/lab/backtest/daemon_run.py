@@ -8,10 +8,10 @@ from functools import lru_cache
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvheadroom.capacity.assessment import Event, EventKind, ReplicaAssessment, withhold_stale
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.facts import MissingFact, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.fleet import Event, EventKind, ReplicaAssessment, withhold_stale
 from kvheadroom.capacity.readings import (
     FailureReason,
     ProblemReason,
