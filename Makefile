@@ -29,7 +29,7 @@ check: $(VENV)/tests.stamp ## formatting, lint, types, import contracts, generat
 	$(BIN)/python docs/reference.py --check
 	$(BIN)/python -m docs.accuracy --check
 
-lab: $(VENV)/tests.stamp ## long work: a soak, pictures to look at, recordings made anew (an hour); PYTEST="-k burst": one
+lab: $(VENV)/tests.stamp ## long work: a soak, long fuzzing, pictures to look at, recordings made anew (an hour); PYTEST="-k burst": one
 	@bash tests/system_packages.sh --lab
 	$(BIN)/pytest -m lab -s $(PYTEST)
 

@@ -26,6 +26,20 @@ def hear_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def check(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """`kvheadroom check`, run to its end."""
+    return subprocess.run(
+        [*COMMAND, "check", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment,
+    )
+
+
 class Daemon:
     """A running `serve` or `demo`."""
 

@@ -204,7 +204,7 @@ def test_what_was_fetched_is_gone_on_with_next_time(tmp_path: Path) -> None:
     assert "kvheadroom: going on with what " in second.stderr
 
 
-def test_a_history_of_nothing_has_no_score_and_ends_with_1(tmp_path: Path) -> None:
+def test_a_history_of_nothing_has_no_score_and_ends_with_1() -> None:
     with prometheus_api(lambda _: matrix()) as (url, _):
         answer = backtest("--prometheus", url, "--select", '{job="x"}')
     assert answer.returncode == 1

@@ -1,20 +1,13 @@
 """`kvheadroom check`: every source reached once, and what to add for what is missing."""
 
-import subprocess
 import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from tests.conftest import capture
-from tests.daemon import COMMAND
+from tests.daemon import check
 from tests.doubles.http_server import http_server, text_answer
 from tests.test_daemon import SHIPPED_MODEL, vllm_answers
-
-
-def check(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, "check", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=30
-    )
 
 
 def config_file(folder: Path, text: str) -> Path:

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
 import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import COMMAND, daemon, wait_for
+from tests.daemon import check, daemon, wait_for
 from tests.dcgm_pages import H200, gpu, h200, page, series
 from tests.doubles.fake_nvml import FakeDriver, FakeGpu
 from tests.doubles.http_server import Answer, http_server, text_answer
@@ -103,13 +102,7 @@ def test_check_tells_of_every_exporter_and_ends_with_1_where_a_gpu_is_missing(
             else f"replicas: [{{url: '{vllm}', gpus: [GPU-99999999]}}]\n"
         )
         file = config_file(tmp_path, f"{text}dcgm_exporters: [{{url: '{dcgm}'}}]\n")
-        run = subprocess.run(
-            [*COMMAND, "check", "--config", str(file)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        run = check("--config", file)
     assert f"dcgm_exporters[0]  {dcgm}/metrics: 1 GPU\n" in run.stdout
     assert f"{ONE} NVIDIA H200 on node-1, 12.86 GiB free, serves no replica" in run.stdout
     missing = "MISSING, GPU-99999999 of replica"

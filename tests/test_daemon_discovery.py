@@ -7,7 +7,7 @@ import subprocess
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from tests.daemon import COMMAND, daemon, wait_for
+from tests.daemon import COMMAND, check, daemon, wait_for
 from tests.doubles.http_server import http_server, text_answer
 from tests.test_daemon import config_file, vllm_answers
 
@@ -88,16 +88,10 @@ def test_servers_listed_in_a_file_come_and_go_while_the_others_go_on(tmp_path: P
             assert "Traceback" not in serve.output
 
 
-def check(config: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, "check", "--config", str(config)], capture_output=True, text=True, check=False, timeout=30
-    )
-
-
 def test_check_asks_the_sources_once_and_tells_what_is_left_out(tmp_path: Path) -> None:
     with http_server(vllm_answers()) as (url, _):
         config = files_config(tmp_path)
-        run = check(config)
+        run = check("--config", config)
         assert run.returncode == 1
         assert (
             f"source file_sd_configs[0]: 0 replicas\n              FAILED, not_found: no file matches {tmp_path}/*.json"
@@ -107,13 +101,13 @@ def test_check_asks_the_sources_once_and_tells_what_is_left_out(tmp_path: Path) 
 
         file = tmp_path / "vllm.json"
         file.write_text(listed(url))
-        run = check(config)
+        run = check("--config", config)
         assert run.returncode == 0, run.stdout + run.stderr
         assert "source file_sd_configs[0]: 1 replica\n" in run.stdout
         assert "1 of 1 replicas complete" in run.stdout
 
         file.write_text(listed(url, "http://h:1/x"))
-        run = check(config)
+        run = check("--config", config)
         assert run.returncode == 1
         assert f"  left out    {file}: 'h:1/x': a target is host:port" in run.stdout
 
@@ -165,13 +159,7 @@ def test_two_daemons_share_the_servers_of_one_config(tmp_path: Path) -> None:
         config = config_file(tmp_path, f"file_sd_configs: [{{files: [{tmp_path}/vllm.json]}}]")
         shares = []
         for shard in ("0/2", "1/2"):
-            run = subprocess.run(
-                [*COMMAND, "check", "--config", str(config), "--shard", shard],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-            )
+            run = check("--config", config, "--shard", shard)
             assert run.returncode == 1, run.stderr
             watched = re.findall(r"^replica (\S+)", run.stdout, re.MULTILINE)
             assert f"of {len(watched)} replicas complete (share {shard} of all)" in run.stdout

@@ -1,7 +1,6 @@
 """GPUs in the daemon: read through NVIDIA's bindings from a fake driver, joined to replicas by the config."""
 
 import os
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.sources.process_tree import INITIAL_PID_NAMESPACE
-from tests.daemon import COMMAND, Daemon, daemon, wait_for
+from tests.daemon import Daemon, check, daemon, wait_for
 from tests.doubles.fake_nvml import ANY, MEMORY_V2, FakeDriver, FakeGpu, FakeMig
 from tests.doubles.http_server import http_server
 from tests.doubles.vllm_stand_in import MODEL, stand_in
@@ -232,21 +231,10 @@ def test_without_a_driver_nothing_is_missing(tmp_path: Path, driver: FakeDriver)
             assert "GPUs of this machine" not in serve.get("/").text
 
 
-def check(driver: FakeDriver, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, "check", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-        env=driver.environment(),
-    )
-
-
 def test_check_tells_what_each_gpu_gives_and_which_is_not_here(tmp_path: Path, driver: FakeDriver) -> None:
     with http_server(vllm_answers()) as (url, _):
         config = one_replica(tmp_path, url, "[GPU-11111111, GPU-99999999]")
-        run = check(driver, "--config", config)
+        run = check("--config", config, environment=driver.environment())
         assert run.returncode == 1
         assert "GPUs of this machine: 2 read" in run.stdout
         assert "gpu         GPU-11111111 NVIDIA H200, 28.04 GiB free, serves r" in run.stdout
@@ -255,13 +243,17 @@ def test_check_tells_what_each_gpu_gives_and_which_is_not_here(tmp_path: Path, d
 
         driver.faults[MEMORY_V2, ONE.uuid] = NO_PERMISSION
         driver.apply()
-        run = check(driver, "--config", one_replica(tmp_path, url))
+        run = check("--config", one_replica(tmp_path, url), environment=driver.environment())
         assert run.returncode == 1
         assert "FAILED, no_permission:" in run.stdout
         assert "GPUs of this machine: 1 read" in run.stdout
 
         driver.uninstall()
-        run = check(driver, "--config", config_file(tmp_path, f"replicas: [{{url: '{url}', gpu: CPU}}]"))
+        run = check(
+            "--config",
+            config_file(tmp_path, f"replicas: [{{url: '{url}', gpu: CPU}}]"),
+            environment=driver.environment(),
+        )
         assert run.returncode == 0, run.stdout
         assert "no NVIDIA driver is installed, which is fine on a machine without GPUs" in run.stdout
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import COMMAND, Daemon, daemon, wait_for
+from tests.daemon import Daemon, check, daemon, wait_for
 from tests.doubles.vllm_stand_in import MODEL, stand_in
 from tests.end_to_end.server_process import free_loopback_port
 from tests.test_daemon import config_file
@@ -74,12 +74,6 @@ def test_servers_come_and_go_and_each_is_predicted_from_its_own_flags(tmp_path: 
         wait_for(lambda: serve.value("kvheadroom_replica_info", replica=replica) is None, "the end")
         assert serve.value(OBSERVED, replica=replica) is None
         assert "Traceback" not in serve.output
-
-
-def check(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, "check", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
-    )
 
 
 def lines_of(run: "subprocess.CompletedProcess[str]", replica: str) -> str:

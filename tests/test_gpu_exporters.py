@@ -1,7 +1,6 @@
 """DCGM-exporters as a source of the daemon: asked over HTTP, failing in every way, gone, and back."""
 
 import asyncio
-import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from kvheadroom.gpu_exporters import GpuExporters
 from kvheadroom.sources.http import open_session
 from kvheadroom.sources.slow_files import SlowFiles
 from tests.dcgm_pages import H200, gpu, h200, page, series
-from tests.doubles.http_server import Answer, guarded, http_server, text_answer
+from tests.doubles.http_server import Answer, guarded, hangs, http_server, redirects, text_answer
 
 ONE, TWO = "GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa"
 PART = series(ONE, instance="3")
@@ -46,17 +45,6 @@ def statuses_after(*answers: Answer | str) -> list[ExporterStatus]:
 
     with http_server({"/metrics": now}) as (url, _):
         return asyncio.run(run(url))
-
-
-def hangs(_: BaseHTTPRequestHandler) -> None:
-    time.sleep(1.5)
-
-
-def redirects(request: BaseHTTPRequestHandler) -> None:
-    request.send_response(302)
-    request.send_header("Location", "http://elsewhere.example/metrics")
-    request.send_header("Content-Length", "0")
-    request.end_headers()
 
 
 @pytest.mark.parametrize(

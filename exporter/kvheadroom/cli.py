@@ -619,12 +619,9 @@ def _plan_model(arguments: argparse.Namespace) -> int:
     from kvheadroom.outputs.plan_report import is_answered, plan_report
     from kvheadroom.planner import ModelUnavailableError, make_plans
 
-    def report(line: str) -> None:
-        print(f"kvheadroom: {line}", file=sys.stderr, flush=True)
-
     options = read_plan_options(arguments)
     try:
-        models = make_plans(options, os.environ, Path.home(), report)
+        models = make_plans(options, os.environ, Path.home(), _Progress().tell)
     except ModelUnavailableError as reason:
         print(f"kvheadroom: {reason}", file=sys.stderr)
         return INCOMPLETE

@@ -1,4 +1,4 @@
-"""One configured replica -> the sources that its sampler is handed."""
+"""One replica -> the sources that its sampler is handed."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -47,7 +47,7 @@ FindCard = Callable[[], Awaitable[str | None]]
 
 
 class Replica:
-    """The sources of one configured replica, as the callables that the sampler is handed."""
+    """The sources of one replica, as the callables that the sampler is handed."""
 
     def __init__(
         self,

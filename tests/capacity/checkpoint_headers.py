@@ -20,6 +20,20 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]
 Form = Callable[[str, int, int], Shapes]
 """Name of a module, its outputs and inputs -> its tensors."""
 
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "num_hidden_layers": 2,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+
 BITS = {
     "BF16": 16, "F16": 16, "F32": 32, "F8_E4M3": 8, "I8": 8, "U8": 8, "I32": 32, "I64": 64, "BOOL": 8,
 }  # fmt: skip

@@ -13,23 +13,11 @@ import pytest
 from kvheadroom.capacity.stored_model import TensorInventory
 from kvheadroom.capacity.weights import WeightPlan, plan_weights
 from tests.capacity import checkpoint_headers as headers
+from tests.capacity.checkpoint_headers import LLAMA
 from tests.capacity.facts_builder import facts
 
 Config = dict[str, Any]
 
-LLAMA: Config = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "num_hidden_layers": 2,
-    "torch_dtype": "bfloat16",
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-}
 QWEN: Config = {
     **LLAMA,
     "architectures": ["Qwen3ForCausalLM"],

@@ -25,25 +25,12 @@ from kvheadroom.capacity.weights.contradiction import AnotherCheckpoint
 from kvheadroom.capacity.weights.quantization import read_scheme
 from kvheadroom.capacity.weights.registry import BUILDS
 from tests.capacity import checkpoint_headers as headers
-from tests.capacity.checkpoint_headers import Form, Shapes
+from tests.capacity.checkpoint_headers import LLAMA, Form, Shapes
 from tests.capacity.facts_builder import facts
 from tests.capacity.truth import ROWS, facts_of
 
 Config = dict[str, Any]
 
-LLAMA: Config = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "num_hidden_layers": 2,
-    "torch_dtype": "bfloat16",
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-}
 EXPERTS: Config = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,15 @@ from kvheadroom.discovery.http import HttpDiscovery
 from kvheadroom.discovery.source import Found
 from kvheadroom.sources.http import open_session
 from kvheadroom.sources.slow_files import SlowFiles
-from tests.doubles.http_server import Answer, guarded, http_server, make_certificate, text_answer
+from tests.doubles.http_server import (
+    Answer,
+    guarded,
+    hangs,
+    http_server,
+    make_certificate,
+    redirects,
+    text_answer,
+)
 
 PATH = "/targets?site=a&token=s3cret"
 GOOD = json.dumps([{"targets": ["gpu-1:8000", "gpu-2:8000"], "labels": {"team": "x"}}])
@@ -63,10 +70,6 @@ def test_the_list_is_asked_for_with_its_query_and_read_as_a_file_is() -> None:
     assert found.replicas[0].gpu == "cpu"
 
 
-def hangs(_: BaseHTTPRequestHandler) -> None:
-    time.sleep(1.5)
-
-
 def floods(request: BaseHTTPRequestHandler) -> None:
     request.send_response(200)
     request.send_header("Content-Length", str(50 * 10**6))
@@ -74,13 +77,6 @@ def floods(request: BaseHTTPRequestHandler) -> None:
     with contextlib.suppress(OSError):
         for _ in range(50):
             request.wfile.write(b" " * 10**6)
-
-
-def redirects(request: BaseHTTPRequestHandler) -> None:
-    request.send_response(302)
-    request.send_header("Location", "http://elsewhere.example/targets")
-    request.send_header("Content-Length", "0")
-    request.end_headers()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import socketserver
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +27,19 @@ def text_answer(body: bytes | str, *, status: int = 200, content_type: str = "te
         request.wfile.write(content)
 
     return answer
+
+
+def hangs(_: BaseHTTPRequestHandler) -> None:
+    """No answer for a while."""
+    time.sleep(1.5)
+
+
+def redirects(request: BaseHTTPRequestHandler) -> None:
+    """To another host."""
+    request.send_response(302)
+    request.send_header("Location", "http://elsewhere.example/another")
+    request.send_header("Content-Length", "0")
+    request.end_headers()
 
 
 def ranged(content: bytes, *, takes_ranges: bool = True) -> Answer:

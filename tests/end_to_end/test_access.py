@@ -4,12 +4,11 @@ import json
 from functools import partial
 from pathlib import Path
 
-from tests.daemon import daemon, wait_for
+from tests.daemon import check, daemon, wait_for
 from tests.doubles.http_server import make_certificate
 from tests.end_to_end.conftest import TINY_GQA_FLAGS, Progress
 from tests.end_to_end.tiny_model import write_model
 from tests.end_to_end.vllm_server import VllmServer
-from tests.test_check import check
 
 KEY = "sk-real-5f0c"
 

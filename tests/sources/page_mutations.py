@@ -107,9 +107,9 @@ LEGAL = [
     _change_sample(_other_value),
     _change_sample(_other_label_order),
     _change_sample(_spaces),
+    _change_sample(_odd_model_name),
     second_engine,
 ]
-MODEL_NAMES = _change_sample(_odd_model_name)
 
 
 def mutate(page: str, choice: random.Random) -> str:

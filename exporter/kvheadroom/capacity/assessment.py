@@ -1,6 +1,7 @@
 """The table of contents of the core: one reading of one engine -> everything that is said about it.
 
-    facts + snapshot + past -> predict -> observe -> count_sessions -> compare -> hit_windows -> Assessment
+    facts + snapshot + past -> predict -> observe -> count_sessions -> hit_windows -> find_binding_limit
+        -> compare, estimate_occupancy, find_states, findings -> Assessment
 
 Nothing right of `Assessment` computes: every number that an output shows is in here.
 """

@@ -155,21 +155,16 @@ def _thrashes(now: Admission, past: Mapping[str, Moment], growths: Mapping[str, 
     """More preemptions in a minute than requests are there, all the minute long, and no more tokens for it."""
     minute, half_minute, ten = past.get("1m"), now.recent.seconds_30, now.recent.seconds_10
     running, queue = now.snapshot.requests_running, now.queue
-    if not queue or minute is None or not growths["1m"].of("preemptions_total"):
-        return None
-    since_half, since_ten = now.since(half_minute), now.since(ten)
-    if half_minute is None or since_half is None or ten is None or since_ten is None or minute is None:
+    if not queue or running is None or minute is None or half_minute is None or ten is None:
         return None
     grown = growths["1m"]
-    first, middle = between(grown, since_half), between(since_half, since_ten)
     preempted = grown.of("preemptions_total")
-    if (
-        preempted is None
-        or running is None
-        or not queue
-        or not all(map(queue_at, (minute, half_minute, ten)))
-    ):
+    if not preempted or not all(map(queue_at, (minute, half_minute, ten))):
         return None
+    since_half, since_ten = now.since(half_minute), now.since(ten)
+    if since_half is None or since_ten is None:
+        return None
+    first, middle = between(grown, since_half), between(since_half, since_ten)
     if preempted < LEAST_PREEMPTIONS or preempted <= running + queue:
         return None
     if not all(part.of("preemptions_total") for part in (first, middle, since_ten)):

@@ -115,7 +115,7 @@ class EngineSnapshot:
         pool_tokens: vLLM's own `kv_cache_size_tokens` (0.24 and later).
         max_concurrency: vLLM's own `kv_cache_max_concurrency`: requests of max_model_len that fit.
         kv_usage_ratio: used share of the usable blocks, 0-1.
-        requests_waiting_by_reason: `capacity` and `deferred` (0.20 and later).
+        requests_waiting_capacity, requests_waiting_deferred: vLLM's `num_requests_waiting_by_reason` (0.20 and later).
         sleeping: vLLM's sleep mode: weights or pool are not in GPU memory (0.11.2 and later).
         prefix_match_unit: tokens that a prefix hit is a multiple of, where the operator chose it (0.26 and later).
         *_total: counters since the server's start; prefix counters in tokens.
@@ -173,3 +173,8 @@ class VllmPage:
     problems: tuple[PageProblem, ...] = ()
     process_start_time_seconds: float | None = None
     metrics: frozenset[str] = frozenset()
+
+
+def one_line(text: str) -> str:
+    """Text that a server or another program may have written, as it may stand in a log or a label: it forges no line of ours."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -6,11 +6,9 @@ from dataclasses import replace
 from kvheadroom.config import LocalReplica, with_server
 from kvheadroom.discovery.watched import Target
 
-Found = Mapping[str, tuple[Target, ...]]
-
 
 def join_local(
-    static: Sequence[Target], found: Found
+    static: Sequence[Target], found: Mapping[str, tuple[Target, ...]]
 ) -> tuple[tuple[Target, ...], dict[str, tuple[Target, ...]]]:
     """(replicas of the config, those of each source).
 

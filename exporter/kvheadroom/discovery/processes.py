@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.readings import FailureReason, SourceFailure, one_line
 from kvheadroom.config import ConfigError, LocalReplica, LocalTemplate, ProcessDiscoveryConfig, replica_of
 from kvheadroom.discovery.source import Found
-from kvheadroom.discovery.watched import one_line
 from kvheadroom.sources.slow_files import SlowFiles
 from kvheadroom.sources.vllm_processes import FoundServer, ProcessScan
 

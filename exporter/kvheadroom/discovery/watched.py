@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from kvheadroom.access import open_endpoint
 from kvheadroom.capacity.discovery import CONFIG_SOURCE, DiscoveryStatus
-from kvheadroom.capacity.readings import FailureReason, SourceFailure
+from kvheadroom.capacity.readings import FailureReason, SourceFailure, one_line
 from kvheadroom.config import ConfigError, ReplicaConfig
 from kvheadroom.discovery.source import Discovery, Found
 from kvheadroom.sources.endpoint import Endpoint
@@ -247,8 +247,3 @@ def tell_left_out(source: str, before: tuple[str, ...], now: tuple[str, ...]) ->
         log.warning("%s: left out: %s", source, one_line(sentence))
     if len(new) > MOST_LINES:
         log.warning("%s: left out: %d more; the status page has them all", source, len(new) - MOST_LINES)
-
-
-def one_line(text: str) -> str:
-    """Text that somebody else may have written, as it may stand in a log: it forges no line of ours."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

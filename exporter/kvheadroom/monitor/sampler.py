@@ -31,6 +31,7 @@ from kvheadroom.capacity.readings import (
     Scrape,
     SourceFailure,
     VllmPage,
+    one_line,
 )
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.history import EngineHistory
@@ -314,7 +315,7 @@ class ReplicaSampler:
         known = {status.source: status.failure for status in self._last.sources}
         if known.get(failure.source) != failure:
             # Said once per change, not once per tick.
-            log.warning("replica %s: %s", self._last.replica, _one_line(failure.detail))
+            log.warning("replica %s: %s", self._last.replica, one_line(failure.detail))
 
     def _tell_new(self, problems: tuple[PageProblem, ...]) -> None:
         """Said when a kind of problem comes up: its words, as a value that was dropped, may differ at every tick."""
@@ -322,7 +323,7 @@ class ReplicaSampler:
         for problem in problems:
             if problem.reason not in known:
                 log.warning(
-                    "replica %s: %s: %s", self._last.replica, problem.reason, _one_line(problem.detail)
+                    "replica %s: %s: %s", self._last.replica, problem.reason, one_line(problem.detail)
                 )
 
     def _publish(
@@ -334,7 +335,7 @@ class ReplicaSampler:
             event = Event(at=now, kind=EventKind.STATE_CHANGED, detail=f"{before} -> {state}")
             happened = (*happened, event)
         for event in happened:
-            log.info("replica %s: %s: %s", self._last.replica, event.kind, _one_line(event.detail))
+            log.info("replica %s: %s: %s", self._last.replica, event.kind, one_line(event.detail))
         if happened:
             changed["events"] = (*self._last.events, *happened)[-MAX_EVENTS:]
             restarts = sum(event.kind is EventKind.RESTARTED for event in happened)
@@ -377,11 +378,6 @@ def _identity(page: VllmPage) -> Identity:
             for e in page.engines
         ),
     )
-
-
-def _one_line(text: str) -> str:
-    """Text that a server may have written, as it may stand in a log: it forges no line of ours."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _phase(url: str) -> float:

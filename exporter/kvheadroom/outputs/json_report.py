@@ -197,6 +197,7 @@ def _remote_gpus(fleet: FleetAssessment) -> dict[str, Any]:
             for gpu in remote.gpus
         ],
         **_failures_and_runs(remote.failures, remote.runs),
+        "assigned": [{"replica": one.replica, "gpu": one.gpu, "by": one.by} for one in remote.runs.assigned],
     }
 
 
@@ -206,7 +207,6 @@ def _failures_and_runs(failures: tuple[GpuFailure, ...], runs: GpuAssignments) -
             {"gpu": failure.gpu, "reason": str(failure.reason), "detail": failure.detail}
             for failure in failures
         ],
-        "assigned": [{"replica": one.replica, "gpu": one.gpu, "by": one.by} for one in runs.assigned],
         "not_here": [{"replica": one.replica, "gpu": one.gpu, "why": one.why} for one in runs.not_here],
         "unassigned": [{"replica": one.replica, "why": one.why} for one in runs.unassigned],
     }

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason
+from kvheadroom.capacity.readings import one_line
 from kvheadroom.capacity.remote_gpus import Pod, RemoteGpu
 from kvheadroom.sources.page_scanner import BadLineError, number_of, read_labels
 
@@ -180,7 +181,7 @@ def _gpu(uuid: str, instance: str, samples: _Samples, source: str, now: float) -
 
 def _text(told: str) -> str:
     """A name of somebody else's as it may stand in labels and on a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in told[:MAX_TEXT])
+    return one_line(told[:MAX_TEXT])
 
 
 def _total(numbers: Mapping[str, int]) -> tuple[int | None, str | None]:

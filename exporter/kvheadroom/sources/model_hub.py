@@ -225,7 +225,6 @@ class Hub:
             with session.get(
                 url,
                 headers=headers,
-                # Else a .netrc would put a password of its own in the token's place.
                 auth=unchanged,
                 stream=True,
                 allow_redirects=False,

@@ -11,6 +11,7 @@ from kvheadroom.sources.proc_files import link_of, text_of
 
 Address = IPv4Address | IPv6Address
 
+LOOPBACKS: tuple[Address, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 _LISTENS = "0A"
 
 

@@ -89,11 +89,11 @@ def list_processes(proc: Path) -> ProcessList:
     return ProcessList(processes=processes, hidden=hidden, others_hidden="1" not in names)
 
 
-def still_runs(proc: Path, process: Process) -> bool:
+def still_runs(proc: Path, pid: int, started_ticks: int) -> bool:
     """Whether what is read under its number now is of this process, and not of another one that has its number since."""
     try:
-        fields = _after_name(read_file(f"{proc}/{process.pid}/stat"))
-        return int(fields[STARTED_TICKS]) == process.started_ticks
+        fields = _after_name(read_file(f"{proc}/{pid}/stat"))
+        return int(fields[STARTED_TICKS]) == started_ticks
     except (OSError, IndexError):
         return False
 

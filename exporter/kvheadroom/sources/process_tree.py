@@ -10,8 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvheadroom.capacity.gpus import ServerPlace, ServerProcesses
-from kvheadroom.sources.networks import Address, Network, plain_address, read_network, sockets_of
-from kvheadroom.sources.proc_files import STARTED_TICKS, link_of, stat_fields, text_of
+from kvheadroom.sources.networks import LOOPBACKS, Address, Network, plain_address, read_network, sockets_of
+from kvheadroom.sources.proc_files import link_of, stat_fields, text_of
+from kvheadroom.sources.process_list import still_runs
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel's own number for the machine's processes (PROC_PID_INIT_INO). NVML tells the PIDs of these."""
@@ -23,7 +24,6 @@ _CONTAINER = (
 _NO_ADDRESS = "it answers at a unix socket, so no address leads to its process; `process_discovery: {}` finds those of this machine"
 _INIT = 1
 _PORTS = {"http": 80, "https": 443}
-_LOOPBACKS: tuple[Address, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,7 @@ class ProcessTree:
         if place.process is None:
             return ServerProcesses(place=place, unknown=_NO_ADDRESS)
         pid, started_ticks = place.process
-        fields = stat_fields(self._proc / str(pid))
-        if not fields or int(fields[STARTED_TICKS]) != started_ticks:
+        if not still_runs(self._proc, pid, started_ticks):
             return ServerProcesses(place=place, unknown="its process has ended")
         return ServerProcesses(
             place=place, pids=frozenset(one for one, chain in chains.items() if pid in chain)
@@ -117,11 +116,11 @@ class ProcessTree:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port or _PORTS[parts.scheme]
         if host == "localhost" or host.endswith(".localhost"):
-            each = {address: ours.answering(port, address) for address in _LOOPBACKS}
+            each = {address: ours.answering(port, address) for address in LOOPBACKS}
             answering = [address for address, sockets in each.items() if sockets]
             if len(set(map(each.get, answering))) > 1:
                 return f"two sockets, maybe of two servers, listen at {host}:{port}; write 127.0.0.1 or [::1] in its url"
-            return _Target(port, answering[0] if answering else _LOOPBACKS[0], is_ours=True)
+            return _Target(port, answering[0] if answering else LOOPBACKS[0], is_ours=True)
         address = _address(host)
         if address is not None:
             return _Target(port, address, is_ours=address.is_loopback)

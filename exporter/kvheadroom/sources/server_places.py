@@ -8,13 +8,12 @@ from pathlib import Path
 
 from kvheadroom.capacity.local_server import FolderTree
 from kvheadroom.sources.folder_trees import seen_from_here
-from kvheadroom.sources.networks import Address, Network, read_network, sockets_of
+from kvheadroom.sources.networks import LOOPBACKS, Address, Network, read_network, sockets_of
 from kvheadroom.sources.proc_files import link_of, text_of
 from kvheadroom.sources.process_list import Process, ProcessList
 from kvheadroom.sources.vllm_arguments.command_line import ServerSettings
 
 NOT_SEEN = "may not be seen by this user"
-_LOOPBACKS: tuple[Address, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 _ALL: tuple[Address, ...] = (IPv4Address(0), IPv6Address(0))
 
 
@@ -83,7 +82,7 @@ class ServerPlaces:
             key=lambda address: (not address.is_loopback, address.version, int(address)),
         )
         if is_ours:
-            candidates = [*_LOOPBACKS, *(one for one in candidates if one not in _LOOPBACKS)]
+            candidates = [*LOOPBACKS, *(one for one in candidates if one not in LOOPBACKS)]
         else:
             candidates = [one for one in candidates if not one.is_loopback and one not in ours.addresses]
         reached = [one for one in candidates if not network.answering(port, one).isdisjoint(mine)]
@@ -97,7 +96,7 @@ class ServerPlaces:
 
     def _names(self, network: Network, port: int, mine: frozenset[str]) -> Iterator[str]:
         """The names of this machine that lead to nobody else. A name stands for several addresses."""
-        answering = [network.answering(port, address) for address in _LOOPBACKS]
+        answering = [network.answering(port, address) for address in LOOPBACKS]
         if all(sockets <= mine for sockets in answering):
             yield "localhost"
         if not mine.isdisjoint(frozenset[str]().union(*(network.at(port, address) for address in _ALL))):

@@ -180,7 +180,7 @@ class _Look:
                     unix_socket=place.unix_socket,
                 )
             )
-        if not still_runs(self._proc, process):
+        if not still_runs(self._proc, process.pid, process.started_ticks):
             # Some of it may be another process's.
             return _Seen()
         return _Seen(tuple(found), tuple(left), bool(folders.hidden_because), built)
