@@ -391,6 +391,15 @@ def test_every_row_changed_at_random_many_times_is_answered(seeded: random.Rando
     fuzz(ROWS * 100, seeded)
 
 
+@pytest.mark.parametrize("key", ["weight_block_size", "sliding_windows"])
+def test_numbers_of_thousands_of_digits_in_a_list_are_answered(key: str) -> None:
+    changes = [(row, way) for row in ROWS for way in keys(row["config"]) if way[-1] == key]
+    assert changes
+    for row, way in changes:
+        for length in (2, 5000):
+            form({**row, "config": changed(row["config"], way, [10**5000] * length)})
+
+
 def test_what_cannot_be_read_comes_with_its_reason() -> None:
     unknown = read_geometry({**TINY_LLAMA, "num_hidden_layers": None})
     assert isinstance(unknown, UnknownGeometry)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from kvheadroom.capacity.model_config import ModelConfig
+from kvheadroom.capacity.model_config import ModelConfig, is_count
 
 _MODELOPT_TYPES = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
@@ -29,11 +29,7 @@ def weight_block(whole: ModelConfig) -> tuple[int, int] | None:
     """Rows and columns that share a scale, of fp8 checkpoints with blocks (`weight_block_size`)."""
     section = whole.section("quantization_config")
     sizes = None if section is None else section.values.get("weight_block_size")
-    if (
-        not isinstance(sizes, list)
-        or len(sizes) != 2
-        or not all(type(size) is int and size > 0 for size in sizes)
-    ):
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(map(is_count, sizes)):
         return None
     return sizes[0], sizes[1]
 

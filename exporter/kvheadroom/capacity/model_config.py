@@ -1,7 +1,7 @@
 """config.json, read with care: every value is checked, and a bad one is named."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 _LARGEST_FIELD = 2**31
 MOST_LAYERS = 10_000
@@ -19,6 +19,11 @@ def shown(value: Any) -> str:
         return repr(value)[:60]
     except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits inside
         return "too large to show"
+
+
+def is_count(value: Any, *, smallest: int = 1) -> TypeGuard[int]:
+    """Whether a value is a whole number from `smallest` on, and none that no model has."""
+    return isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= _LARGEST_FIELD
 
 
 def _whole_number(smallest: int) -> str:
@@ -50,7 +55,7 @@ class ModelConfig:
         value = self._values.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not smallest <= value <= _LARGEST_FIELD:
+        if not is_count(value, smallest=smallest):
             said = "is left out" if value is None else f"is {shown(value)}"
             raise self.bad(key, f"{said}, {_whole_number(smallest)} is needed")
         return value
@@ -115,11 +120,7 @@ class ModelConfig:
         if value is None:
             return None
         for entry in value:
-            if (
-                isinstance(entry, bool)
-                or not isinstance(entry, int)
-                or not smallest <= entry <= _LARGEST_FIELD
-            ):
+            if not is_count(entry, smallest=smallest):
                 raise self.bad(key, f"holds {shown(entry)}, {_whole_number(smallest)} is needed")
         return value
 

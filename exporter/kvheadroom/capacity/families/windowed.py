@@ -10,7 +10,7 @@ from kvheadroom.capacity.families.attention import require_known_types, windowed
 from kvheadroom.capacity.families.text_config import FULL, SLIDING, TextConfig, read_text_config
 from kvheadroom.capacity.layer_stack import Layers, LayerStack, ModelConfig, Reader
 from kvheadroom.capacity.layers import DIFFKV_BACKEND, AttentionLayer
-from kvheadroom.capacity.model_config import shown
+from kvheadroom.capacity.model_config import is_count, shown
 
 
 def _stack(text: TextConfig, layers: Layers) -> LayerStack:
@@ -95,7 +95,7 @@ def _exaone_windows(
         size = text.window if windows is None else windows[layer]
         if types[layer] == FULL:
             size = None
-        elif isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        elif not is_count(size):
             raise text.section.bad(windows_key, f"is {shown(size)} for sliding layer {layer}")
         sizes.append(size)
     return tuple(sizes)
