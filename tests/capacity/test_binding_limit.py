@@ -8,9 +8,10 @@ import pytest
 
 from kvheadroom.capacity.assessment import Assessment, Reading, assess
 from kvheadroom.capacity.binding_limit import Limit
-from kvheadroom.capacity.history import Moment, Recent
+from kvheadroom.capacity.history import Recent
 from kvheadroom.capacity.readings import EngineSnapshot
 from tests.capacity.facts_builder import facts
+from tests.capacity.moments import moment
 
 NOW = 1_700_000_000.0
 FLAGS = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "block_size": 16}
@@ -50,13 +51,13 @@ def seen(
     version: str = "0.33.0",
     **said: Any,
 ) -> Assessment:
-    previous = None if before is None else Moment(NOW - 5, before)
+    previous = None if before is None else moment(NOW - 5, before)
     reading = Reading(
         facts=facts(flags=flags, version=version, max_model_len=1024),
         snapshot=replace(ENGINE, **said),
         taken_at=NOW,
         recent=Recent(
-            previous=previous, seconds_10=None if before is None else Moment(NOW - 10, ten or before)
+            previous=previous, seconds_10=None if before is None else moment(NOW - 10, ten or before)
         ),
     )
     return assess(reading, ())

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from kvheadroom.capacity.assessment import Assessment, Reading, assess
-from kvheadroom.capacity.history import COUNTERS, WINDOWS, Moment
+from kvheadroom.capacity.history import COUNTERS, WINDOWS
 from kvheadroom.capacity.prefix_cache import BY_SOURCE, LOOKUPS, HitWindow, page_findings
 from kvheadroom.capacity.readings import EngineSnapshot, PageProblem, ProblemReason, VllmPage
 from tests.capacity.facts_builder import facts
+from tests.capacity.moments import moment
 
 NOW = 10_000.0
 ENGINE = EngineSnapshot(engine="0", num_blocks=128, block_size=32, kv_usage_ratio=0.5)
@@ -35,7 +36,7 @@ def assessed(
 ) -> Assessment:
     """One engine, with the counters it had when each window began: 0 where nothing else is said."""
     figures = {name: 0.0 for name in COUNTERS if getattr(now, name) is not None} | (before or {})
-    past = {name: Moment(NOW - WINDOWS[name], figures) for name in windows}
+    past = {name: moment(NOW - WINDOWS[name], figures) for name in windows}
     reading = Reading(facts=facts(version=version), snapshot=now, taken_at=NOW, past=past)
     return assess(reading, ())
 

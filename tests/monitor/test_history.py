@@ -1,5 +1,6 @@
 """What is remembered of an engine: windows reach back whole or not at all, and memory is bounded."""
 
+import math
 import random
 import tracemalloc
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ import pytest
 
 from kvheadroom.capacity.readings import EngineSnapshot
 from kvheadroom.monitor.history import EngineHistory
+from tests.capacity.moments import told
 
 START = 1_700_000_000.0
 
@@ -49,14 +51,16 @@ def test_a_scrape_that_comes_a_little_late_does_not_shorten_a_window_by_an_inter
 def test_a_window_begins_with_what_the_page_said_then() -> None:
     kept = history(every(5.0, 59.0))
     kept.add(said(None, usage=0.75), START + 60.0, 100.0)
-    assert kept.window_starts()["1m"].figures == {"prompt_tokens_total": 0.0, "kv_usage_ratio": 0.5}
+    assert told(kept.window_starts()["1m"]) == {"prompt_tokens_total": 0.0, "kv_usage_ratio": 0.5}
     kept = history(every(5.0, 0.0))
     kept.add(said(None, usage=0.75), START + 5.0, 100.0)
     for at in every(5.0, 60.0):
         kept.add(said(at), START + 10.0 + at, 100.0)
     # Absent then is absent, and no 0.
-    assert kept.window_starts()["1m"].figures == {"prompt_tokens_total": 0.0, "kv_usage_ratio": 0.5}
-    assert [moment.figures.get("prompt_tokens_total") for moment in kept.moments(65.0)][:2] == [None, 0.0]
+    assert told(kept.window_starts()["1m"]) == {"prompt_tokens_total": 0.0, "kv_usage_ratio": 0.5}
+    first, second, absent, *_ = kept.five_minutes().of("prompt_tokens_total")
+    assert (first, absent) == (0.0, 0.0)
+    assert math.isnan(second)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,8 @@ def test_a_gap_a_restart_or_a_clock_set_back_begins_anew(
     kept.add(said(tokens), START + 600.0 + after, started_at)
     assert bool(kept.window_starts()) is goes_on
     if not goes_on:
-        assert [moment.figures["prompt_tokens_total"] for moment in kept.moments(3_600.0)] == [tokens]
+        assert list(kept.five_minutes().of("prompt_tokens_total")) == [tokens]
+        assert list(kept.hour().times) == [START + 600.0 + after]
 
 
 @pytest.mark.parametrize(("interval", "known"), [(15.0, {"1m", "5m"}), (60.0, {"1m", "5m"}), (120.0, {"5m"})])
@@ -91,17 +96,33 @@ def test_no_window_is_made_of_scrapes_that_are_further_apart_than_it_is_long(
     assert starts(history(every(interval, 1_800.0), interval)).keys() == known
 
 
-def test_moments_are_every_scrape_of_five_minutes_and_one_a_minute_beyond() -> None:
-    kept = history(every(5.0, 3_600.0))
-    assert [moment.taken_at - START for moment in kept.moments(60.0)] == every(5.0, 3_600.0)[-13:]
-    assert [moment.taken_at - START for moment in kept.moments(3_600.0)] == every(60.0, 3_600.0)
-    assert list(EngineHistory(5.0).moments(60.0)) == []
+def test_past_figures_are_those_of_every_scrape_of_five_minutes_and_of_one_a_minute_of_an_hour() -> None:
+    kept = history(every(5.0, 4_000.0))
+    five_minutes, hour = kept.five_minutes(), kept.hour()
+    assert [at - START for at in five_minutes.times] == every(5.0, 4_000.0)[-61:]
+    # The newest scrape is not one of those that are a minute apart.
+    assert [at - START for at in hour.times] == [420.0 + 60.0 * number for number in range(60)]
+    for past in (five_minutes, hour):
+        assert [START + tokens for tokens in past.of("prompt_tokens_total")] == list(past.times)
+        assert list(past.of("kv_usage_ratio")) == [0.5] * len(past.times)
+    assert list(EngineHistory(5.0).five_minutes().times) == []
+
+
+def test_past_figures_stay_as_they_were_when_handed_over() -> None:
+    kept = history(every(5.0, 1_000.0))
+    past, start = kept.five_minutes(), kept.window_starts()["5m"]
+    # As text, since NaN is never equal to itself.
+    before = repr((past, start))
+    kept.add(said(1_005.0), START + 1_005.0, 100.0)
+    kept.add(said(0.0), START + 1_010.0, 200.0)
+    assert repr((past, start)) == before
+    assert len(kept.five_minutes().times) == 1
 
 
 def ages(kept: EngineHistory) -> dict[str, float]:
     """How long ago each of the recent instants is."""
     assert kept.recent().previous is not None
-    now = [moment.taken_at for moment in kept.moments(300.0)][-1]
+    now = kept.five_minutes().times[-1]
     recent = kept.recent()
     names = ("previous", "seconds_10", "seconds_30", "oldest")
     told = {name: getattr(recent, name) for name in names}
@@ -136,7 +157,7 @@ def test_after_a_restart_or_a_gap_there_is_no_scrape_before() -> None:
         kept.add(said(5_001.0), START + at + 5.0, started_at)
         previous = kept.recent().previous
         assert previous is not None
-        assert previous.figures["prompt_tokens_total"] == 5_000.0
+        assert previous.of("prompt_tokens_total") == 5_000.0
 
 
 @pytest.mark.parametrize("interval", [0.25, 1.0, 5.0])
@@ -151,6 +172,6 @@ def test_memory_is_bounded_however_long_and_often_it_is_asked(interval: float, s
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert len(list(kept.moments(300.0))) <= min(300 / interval, 334) + 2
+    assert len(kept.five_minutes().times) <= min(300 / interval, 334) + 2
     assert set(kept.window_starts()) == {"1m", "5m", "1h"}
-    assert held < (100_000 if interval <= 1.0 else 40_000)
+    assert held < (60_000 if interval <= 1.0 else 22_000)

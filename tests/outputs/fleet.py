@@ -25,7 +25,7 @@ from kvheadroom.capacity.gpu_assignment import (
     Unassigned,
 )
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, XidCount
-from kvheadroom.capacity.history import KEPT, Moment
+from kvheadroom.capacity.history import Moment, moment_of
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
 from kvheadroom.capacity.release_rules import rules_for
 from kvheadroom.capacity.remote_gpus import ExporterStatus, Pod, RemoteGpu, RemoteGpus
@@ -47,8 +47,7 @@ def read(page_name: str) -> VllmPage:
 def minute_ago(page_name: str, age: float) -> dict[str, Moment]:
     """An earlier page of the same server, as the beginning of a window."""
     (engine,) = read(page_name).engines
-    told = {name: getattr(engine, name) for name in KEPT}
-    return {"1m": Moment(NOW - age - 60.0, {name: n for name, n in told.items() if n is not None})}
+    return {"1m": moment_of(engine, NOW - age - 60.0)}
 
 
 def replica(

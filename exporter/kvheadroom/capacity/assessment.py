@@ -19,7 +19,7 @@ from kvheadroom.capacity.binding_limit import (
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.engine_states import StateFound, find_states
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.history import Moment, Recent, growth, growth_since_start
+from kvheadroom.capacity.history import Moment, PastFigures, Recent, growth, growth_since_start, moment_of
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
 from kvheadroom.capacity.prediction import Prediction, predict
@@ -46,6 +46,8 @@ class Reading:
         taken_at: unix seconds.
         past: where each window begins, by its name in WINDOWS; of windows that reach back without a gap or a restart.
         recent: the instants of the last minutes that the newest scrape is compared with.
+        five_minutes: every scrape of the last five minutes, at most one a second.
+        hour: one scrape a minute of the last hour; the newest one may not be among them.
     """
 
     facts: EngineFacts
@@ -53,6 +55,8 @@ class Reading:
     taken_at: float
     past: Mapping[str, Moment] = field(default_factory=dict)
     recent: Recent = field(default_factory=Recent)
+    five_minutes: PastFigures = field(default_factory=PastFigures)
+    hour: PastFigures = field(default_factory=PastFigures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +93,9 @@ def assess(
     if prediction is None:
         prediction = predict(facts)
     observation = observe(snapshot, facts, prediction.layout)
-    growths = {name: growth(moment, snapshot, reading.taken_at) for name, moment in reading.past.items()}
-    lengths_of = growths.get(FINDINGS_WINDOW) or growth_since_start(snapshot)
+    now = moment_of(snapshot, reading.taken_at)
+    growths = {name: growth(moment, now) for name, moment in reading.past.items()}
+    lately = growths.get(FINDINGS_WINDOW) or growth_since_start(now)
     granularity = None
     if observation.contradiction is None:
         granularity = hit_granularity(snapshot, facts.decode_context_parallel_size.value)
@@ -98,13 +103,13 @@ def assess(
     windows = hit_windows(snapshot, facts.rules, growths)
     admission = Admission(
         snapshot=snapshot,
-        taken_at=reading.taken_at,
+        now=now,
         facts=facts,
         observation=observation,
         recent=reading.recent,
         need=Need(
             longest_blocks=_longest_blocks(facts, sessions),
-            usual_blocks=usual_need(facts, observation, lengths_of, _share_found(windows, snapshot)),
+            usual_blocks=usual_need(facts, observation, lately, _share_found(windows, snapshot)),
         ),
     )
     return Assessment(
@@ -115,13 +120,13 @@ def assess(
         observation=observation,
         sessions=sessions,
         difference=compare(prediction, observation),
-        occupancy=estimate_occupancy(snapshot, facts, observation, lengths_of),
+        occupancy=estimate_occupancy(snapshot, facts, observation, lately),
         hit_windows=windows,
         binding_limit=find_binding_limit(admission),
         states=find_states(admission, reading.past, growths, sessions),
         problems=(
             *_contradictions(snapshot, observation),
-            *findings(snapshot, facts.rules, granularity, growths),
+            *findings(snapshot, facts.rules, granularity, lately),
         ),
     )
 

@@ -61,12 +61,13 @@ class Admission:
     """One engine between the scrape before and now.
 
     Attributes:
+        now: the snapshot's figures.
         recent: earlier instants of the same run.
         need: blocks of a waiting request.
     """
 
     snapshot: EngineSnapshot
-    taken_at: float
+    now: Moment
     facts: EngineFacts
     observation: Observation
     recent: Recent
@@ -80,7 +81,7 @@ class Admission:
 
     def since(self, moment: Moment | None) -> Growth | None:
         """What the counters grew by since then."""
-        return None if moment is None else growth(moment, self.snapshot, self.taken_at)
+        return None if moment is None else growth(moment, self.now)
 
 
 def usual_need(
@@ -155,7 +156,7 @@ def _excluded(now: Admission, queue: float, running: float) -> BindingLimit:
         return BindingLimit(
             None, f"{_requests(queue)}, and none did one scrape before: they may just have come"
         )
-    ran = previous.figures.get("requests_running", 0.0)
+    ran = previous.of("requests_running") or 0.0
     if seqs is not None and max(running, ran) > seqs.value:
         return BindingLimit(
             None, f"{max(running, ran):,.0f} run, more than max_num_seqs ({seqs.value:,}{_mark(seqs)})"
@@ -216,7 +217,7 @@ def _not_the_pool(now: Admission, max_num_seqs: int, queue: float, room: str) ->
     )
     if done == 0 or now.snapshot.requests_waiting_capacity is None:
         return BindingLimit(None, f"{_requests(queue)} although {room}, and the page does not tell for what")
-    if ten is not None and ten.figures.get("requests_running") == max_num_seqs:
+    if ten is not None and ten.of("requests_running") == max_num_seqs:
         return BindingLimit(
             None, f"{_requests(queue)} although {room}; 10 s ago max_num_seqs ({max_num_seqs:,}) ran"
         )
@@ -263,7 +264,7 @@ def steps_since(now: Admission, moment: Moment | None) -> Steps | None:
         return None
     prompts, generated = since.of("prompt_tokens_total"), since.of("generation_tokens_total")
     room, used = now.observation.usable_blocks, now.observation.used_tokens
-    ran, usage = moment.figures.get("requests_running"), moment.figures.get("kv_usage_ratio")
+    ran, usage = moment.of("requests_running"), moment.of("kv_usage_ratio")
     if prompts is None or not generated or ran is None or usage is None or used is None or room is None:
         return None
     num_steps = generated / (max(running, ran, 1.0) * (1 + now.facts.draft.tokens))
@@ -280,12 +281,13 @@ def steps_since(now: Admission, moment: Moment | None) -> Steps | None:
 
 def queue_at(moment: Moment) -> float | None:
     """As Admission.queue, of an earlier scrape."""
-    return moment.figures.get("requests_waiting_capacity", moment.figures.get("requests_waiting"))
+    told = moment.of("requests_waiting_capacity")
+    return moment.of("requests_waiting") if told is None else told
 
 
 def _least_free(now: Admission, previous: Moment, free: int) -> float | None:
     """Free blocks at the scrape with fewer of them: requests that end in the step of a scrape make the last one look roomy."""
-    usable, usage = now.observation.usable_blocks, previous.figures.get("kv_usage_ratio")
+    usable, usage = now.observation.usable_blocks, previous.of("kv_usage_ratio")
     return None if usable is None or usage is None else min(free, usable * (1 - usage))
 
 

@@ -87,15 +87,15 @@ def _stalled(now: Admission, past: Mapping[str, Moment], growths: Mapping[str, G
         return None
     ran = (
         snapshot.requests_running,
-        _figure(half_minute, "requests_running"),
-        _figure(minute, "requests_running"),
+        half_minute.of("requests_running"),
+        minute.of("requests_running"),
     )
     waits = f"{now.queue:,.0f} wait although {room}"
     if ran == (0, 0, 0):
         return f"{waits}, none runs, and nothing was computed for a minute"
     five = past.get("5m")
     usages = {snapshot.kv_usage_ratio} | {
-        _figure(moment, "kv_usage_ratio") for moment in (half_minute, minute, five) if moment is not None
+        moment.of("kv_usage_ratio") for moment in (half_minute, minute, five) if moment is not None
     }
     # A long prompt under way takes blocks; where their number stands still, it is not.
     if (
@@ -117,7 +117,7 @@ def _nothing_computed(grown: Growth) -> bool:
 def _room(now: Admission, before: Moment) -> str | None:
     """That any request would fit, now and then; None where it is not so, or not known."""
     free, usable = now.observation.free_blocks, now.observation.usable_blocks
-    usage, longest = _figure(before, "kv_usage_ratio"), now.need.longest_blocks
+    usage, longest = before.of("kv_usage_ratio"), now.need.longest_blocks
     if free is None or usable is None or usage is None:
         return None
     if usage == 0 and free == usable:
@@ -136,7 +136,7 @@ def _prefills_again(now: Admission, past: Mapping[str, Moment], growths: Mapping
     if since_half is None:
         return None
     grown = growths["1m"]
-    ran = (now.snapshot.requests_running, *(_figure(at, "requests_running") for at in (half_minute, minute)))
+    ran = (now.snapshot.requests_running, *(at.of("requests_running") for at in (half_minute, minute)))
     prompts, earlier = grown.of("prompt_tokens_total"), between(grown, since_half).of("prompt_tokens_total")
     later = since_half.of("prompt_tokens_total")
     still = (
@@ -225,7 +225,3 @@ def _below_one(now: Admission, sessions: tuple[SessionCapacity, ...]) -> str | N
         if row.whole_sessions is None and row.observed is not None and row.observed < 1:
             return f"the pool holds {row.observed:.2f} sessions of {row.session_tokens:,} tokens"
     return None
-
-
-def _figure(moment: Moment, name: str) -> float | None:
-    return moment.figures.get(name)

@@ -1,7 +1,10 @@
 """What an engine's counters grew by, over a window or since the server's start."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeAlias
 
 from kvheadroom.capacity.readings import EngineSnapshot
 
@@ -26,18 +29,46 @@ GAUGES = ("kv_usage_ratio", "requests_running", "requests_waiting", "requests_wa
 KEPT = (*COUNTERS, *GAUGES)
 """Fields of EngineSnapshot that are remembered of earlier pages."""
 
+Figures: TypeAlias = Sequence[float]
+"""In the order of KEPT; NaN where the page did not tell one, so that plain arithmetic on it tells nothing either."""
+
+_PLACES: Mapping[str, int] = {name: place for place, name in enumerate(KEPT)}
+_figures_of = attrgetter(*KEPT)
+_ZEROS: Figures = (0.0,) * len(KEPT)
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What one engine said at an earlier instant of the same run of its server.
+    """What one engine said at one instant.
 
     Attributes:
         taken_at: unix seconds.
-        figures: by the names in KEPT; what the page did not tell is left out.
     """
 
     taken_at: float
-    figures: Mapping[str, float]
+    figures: Figures
+
+    def of(self, name: str) -> float | None:
+        """One of the figures in KEPT; None where the page did not tell it."""
+        figure = self.figures[_PLACES[name]]
+        return None if math.isnan(figure) else figure
+
+
+@dataclass(frozen=True, slots=True)
+class PastFigures:
+    """What one engine said at several instants of one run of its server, oldest first.
+
+    Attributes:
+        times: unix seconds.
+        figures: of all instants, one after the other.
+    """
+
+    times: Sequence[float] = ()
+    figures: Figures = ()
+
+    def of(self, name: str) -> Sequence[float]:
+        """One of the figures in KEPT at each of the times; NaN where the page did not tell it."""
+        return self.figures[_PLACES[name] :: len(KEPT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,45 +91,43 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What counters grew by.
+    """What counters grew by, from one instant to another.
 
     Attributes:
         seconds: over how long; None since the server's start.
-        counters: by the names in COUNTERS; left out where either end is not told.
     """
 
     seconds: float | None
-    counters: Mapping[str, float]
+    before: Figures
+    after: Figures
 
     def of(self, name: str) -> float | None:
-        """What one counter grew by; None where that is not known."""
-        return self.counters.get(name)
+        """What one of COUNTERS grew by; None where either end is not told, or it fell, which a restart would explain."""
+        place = _PLACES[name]
+        grown = self.after[place] - self.before[place]
+        # What is not a number is not above 0 either.
+        return grown if grown >= 0 else None
 
 
-def growth(before: Moment, now: EngineSnapshot, now_at: float) -> Growth:
-    """From an earlier moment to now. A counter that fell, which a restart would explain, is left out."""
-    grown: dict[str, float] = {}
-    for name in COUNTERS:
-        value, earlier = getattr(now, name), before.figures.get(name)
-        if value is not None and earlier is not None and value >= earlier:
-            grown[name] = value - earlier
-    return Growth(now_at - before.taken_at, grown)
+def moment_of(snapshot: EngineSnapshot, taken_at: float) -> Moment:
+    """What is remembered of a page."""
+    return Moment(taken_at, tuple([math.nan if told is None else told for told in _figures_of(snapshot)]))
+
+
+def growth(before: Moment, now: Moment) -> Growth:
+    """From an earlier moment to now."""
+    return Growth(now.taken_at - before.taken_at, before.figures, now.figures)
 
 
 def between(whole: Growth, last: Growth) -> Growth:
-    """What the counters grew by before the last part of a longer time."""
+    """What the counters grew by before the last part of a longer time; only of those that are told now."""
     seconds = None if whole.seconds is None or last.seconds is None else whole.seconds - last.seconds
-    return Growth(
-        seconds,
-        {
-            name: value - last.counters[name]
-            for name, value in whole.counters.items()
-            if name in last.counters
-        },
-    )
+    middle = [
+        math.nan if math.isnan(now) else then for then, now in zip(last.before, last.after, strict=True)
+    ]
+    return Growth(seconds, whole.before, middle)
 
 
-def growth_since_start(now: EngineSnapshot) -> Growth:
+def growth_since_start(now: Moment) -> Growth:
     """Since the server's start: the counters as they stand, which one page is enough for."""
-    told = ((name, getattr(now, name)) for name in COUNTERS)
-    return Growth(None, {name: value for name, value in told if value is not None})
+    return Growth(None, _ZEROS, now.figures)

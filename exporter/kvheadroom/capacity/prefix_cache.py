@@ -6,10 +6,11 @@ preemption, when it finds its own tokens again. `prompt_tokens_by_source` (from 
 whatever happens to it (v1/metrics/stats.py PromptTokenStats).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kvheadroom.capacity.history import Growth, growth_since_start
+from kvheadroom.capacity.history import Growth, growth_since_start, moment_of
 from kvheadroom.capacity.readings import EngineSnapshot, PageProblem, ProblemReason, VllmPage
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 
@@ -80,15 +81,14 @@ def hit_windows(
 
 
 def findings(
-    now: EngineSnapshot, rules: ReleaseRules, granularity: int | None, growths: Mapping[str, Growth]
+    now: EngineSnapshot, rules: ReleaseRules, granularity: int | None, grown: Growth
 ) -> tuple[PageProblem, ...]:
     """What makes the hit counters of an engine mean something else than they seem to, each with its reason.
 
     Args:
         granularity: tokens that a hit is a multiple of; None where that is not known.
-        growths: by the names in WINDOWS; without the one for findings the counters since the server's start tell.
+        grown: in the window for findings, else since the server's start.
     """
-    grown = growths.get(FINDINGS_WINDOW) or growth_since_start(now)
     when = "since the server's start" if grown.seconds is None else "in the last 5 minutes"
     found = [*_not_wired(now), *_below_one_block(now, grown, granularity, when)]
     if grown.seconds is not None and _is_inflated(rules, grown):
@@ -106,7 +106,7 @@ def page_findings(page: VllmPage) -> tuple[PageProblem, ...]:
             engine,
             rules_for(None),
             hit_granularity(engine, context_parallel=1),
-            {},
+            growth_since_start(moment_of(engine, math.nan)),
         )
     )
 

@@ -3,12 +3,10 @@
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
-from operator import attrgetter, itemgetter
-from typing import TypeAlias
+from operator import lt
 
 from kvheadroom.capacity.fleet import STALE_AFTER_TICKS
-from kvheadroom.capacity.history import COUNTERS, KEPT, WINDOWS, Moment, Recent
+from kvheadroom.capacity.history import COUNTERS, KEPT, WINDOWS, Moment, PastFigures, Recent, moment_of
 from kvheadroom.capacity.readings import EngineSnapshot
 
 FINE_SECONDS, FINE_STEP = 300.0, 1.0
@@ -18,27 +16,23 @@ COARSE_SECONDS, COARSE_STEP = 3600.0, 60.0
 LARGEST_SHARE_OFF = 0.25
 """A window may be longer or shorter by so much of it, and by no more than a step."""
 
-Row: TypeAlias = "array[float]"
-"""The instant (unix seconds), then the figures in the order of KEPT; NaN where the page did not tell one."""
-
-_FIGURES = attrgetter(*KEPT)
-_instant = itemgetter(0)
-_USAGE = 1 + KEPT.index("kv_usage_ratio")
+_WIDTH = len(KEPT)
+_USAGE = KEPT.index("kv_usage_ratio")
 
 
 class EngineHistory:
-    """Rows of one engine, evenly spaced: at a gap, a restart or a clock set back they begin anew.
+    """Scrapes of one engine, evenly spaced: at a gap, a restart or a clock set back they begin anew.
 
-    A row is 17 numbers; 80 KB in all at an interval of 1 s or less, 26 KB at 5 s.
+    A scrape is 17 numbers; 53 KB in all at an interval of 1 s or less, 18 KB at 5 s.
     """
 
     def __init__(self, interval_seconds: float) -> None:
         self._interval = interval_seconds
         self._started_at: float | None = None
-        self._last: Row | None = None
-        self._previous: Row | None = None
-        self._fine: list[Row] = []
-        self._coarse: list[Row] = []
+        self._last: Moment | None = None
+        self._previous: Moment | None = None
+        self._fine = _Kept(FINE_SECONDS, FINE_STEP, interval_seconds)
+        self._coarse = _Kept(COARSE_SECONDS, COARSE_STEP, interval_seconds)
 
     def add(self, snapshot: EngineSnapshot, taken_at: float, started_at: float | None) -> None:
         """Remember one more scrape.
@@ -47,75 +41,112 @@ class EngineHistory:
             taken_at: unix seconds.
             started_at: start time of the server's process, None where its page does not tell.
         """
-        row = array("d", (taken_at, *(math.nan if n is None else n for n in _FIGURES(snapshot))))
-        if self._last is not None and not self._goes_on(self._last, row, started_at):
-            self._fine, self._coarse, self._last = [], [], None
+        moment = moment_of(snapshot, taken_at)
+        if self._last is not None and not self._goes_on(self._last, moment, started_at):
+            self._fine.clear()
+            self._coarse.clear()
+            self._last = None
         self._started_at = self._started_at if started_at is None else started_at
-        self._previous, self._last = self._last, row
-        self._keep(self._fine, row, FINE_STEP, FINE_SECONDS)
-        self._keep(self._coarse, row, COARSE_STEP, COARSE_SECONDS)
+        self._previous, self._last = self._last, moment
+        self._fine.add(moment)
+        self._coarse.add(moment)
 
     def window_starts(self) -> dict[str, Moment]:
         """Where each window begins that reaches back whole."""
-        starts = {name: self._at(seconds) for name, seconds in WINDOWS.items()}
-        return {name: _moment(row) for name, row in starts.items() if row is not None}
+        starts = {name: self._ago(seconds) for name, seconds in WINDOWS.items()}
+        return {name: moment for name, moment in starts.items() if moment is not None}
 
     def recent(self) -> Recent:
         """Instants to compare the last scrape with."""
-        thirty = self._at(30.0)
-        rows = (self._previous, self._at(10.0), thirty, next(iter(self._fine), None))
-        previous, ten, half_minute, oldest = (None if row is None else _moment(row) for row in rows)
+        half_minute = self._ago(30.0)
         return Recent(
-            previous=previous,
-            seconds_10=ten,
+            previous=self._previous,
+            seconds_10=self._ago(10.0),
             seconds_30=half_minute,
-            oldest=oldest,
-            usage_of_30_seconds=None if thirty is None else self._mean_usage(thirty[0]),
+            oldest=self._fine.oldest(),
+            usage_of_30_seconds=None if half_minute is None else self._fine.mean_usage(half_minute.taken_at),
         )
 
-    def moments(self, seconds: float) -> Iterator[Moment]:
-        """What is remembered of the last so many seconds, oldest first; every scrape of up to five minutes."""
-        if self._last is None:
-            return
-        rows = self._fine if seconds <= FINE_SECONDS else self._coarse
-        since = self._last[0] - seconds
-        yield from (_moment(row) for row in rows if row[0] >= since)
+    def five_minutes(self) -> PastFigures:
+        """Every scrape of the last five minutes, at most one a second; a copy."""
+        return self._since(self._fine, FINE_SECONDS)
 
-    def _mean_usage(self, since: float) -> float | None:
-        """Mean of the usage from an instant on."""
-        told = [row[_USAGE] for row in self._fine if row[0] >= since and not math.isnan(row[_USAGE])]
-        return sum(told) / len(told) if told else None
+    def hour(self) -> PastFigures:
+        """One scrape a minute of the last hour, a copy; the newest scrape may not be among them."""
+        return self._since(self._coarse, COARSE_SECONDS)
 
-    def _goes_on(self, before: Row, row: Row, started_at: float | None) -> bool:
-        """Whether this is the same run of the server, and the last row is not too old to be followed."""
+    def _goes_on(self, before: Moment, now: Moment, started_at: float | None) -> bool:
+        """Whether this is the same run of the server, and the last scrape is not too old to be followed."""
         moved = started_at is not None and self._started_at is not None and started_at != self._started_at
-        passed = row[0] - before[0]
+        passed = now.taken_at - before.taken_at
         if moved or not 0 < passed <= STALE_AFTER_TICKS * self._interval:
             return False
-        return not any(new < old for new, old in zip(row[1 : 1 + len(COUNTERS)], before[1:], strict=False))
+        return not any(map(lt, now.figures[: len(COUNTERS)], before.figures))
 
-    def _keep(self, rows: list[Row], row: Row, step: float, seconds: float) -> None:
-        """Append a row if it is a step after the last one, and drop those that no window needs any more."""
-        # A scrape may come a little early and is meant for its step all the same.
-        if rows and row[0] - rows[-1][0] < step - min(step, self._interval) / 4:
-            return
-        rows.append(row)
-        needed = bisect_left(rows, row[0] - seconds - max(step, self._interval), key=_instant)
-        del rows[:needed]
+    def _since(self, kept: "_Kept", seconds: float) -> PastFigures:
+        return PastFigures() if self._last is None else kept.since(self._last.taken_at - seconds)
 
-    def _at(self, seconds: float) -> "Row | None":
-        """The row nearest to so long ago; None if none is near."""
+    def _ago(self, seconds: float) -> Moment | None:
+        """The scrape nearest to so long ago; None if none is near."""
         if self._last is None:
             return None
-        wanted = self._last[0] - seconds
-        rows, step = (self._fine, FINE_STEP) if seconds <= FINE_SECONDS else (self._coarse, COARSE_STEP)
-        at = bisect_left(rows, wanted, key=_instant)
-        near = rows[max(0, at - 1) : at + 1]
-        row = min(near, key=lambda row: abs(row[0] - wanted), default=None)
-        off = min(seconds * LARGEST_SHARE_OFF, max(step, self._interval))
-        return row if row is not None and abs(row[0] - wanted) <= off else None
+        kept = self._fine if seconds <= FINE_SECONDS else self._coarse
+        return kept.near(self._last.taken_at - seconds, seconds * LARGEST_SHARE_OFF)
 
 
-def _moment(row: Row) -> Moment:
-    figures = {name: value for name, value in zip(KEPT, row[1:], strict=True) if not math.isnan(value)}
-    return Moment(row[0], figures)
+class _Kept:
+    """Scrapes that are a step apart, oldest first.
+
+    All figures stand in one array, one scrape after the other: a scrape and the course of a figure are both slices of it.
+    """
+
+    def __init__(self, seconds: float, step: float, interval: float) -> None:
+        # A scrape may come a little early and is meant for its step all the same.
+        self._least_step = step - min(step, interval) / 4
+        self._spacing = max(step, interval)
+        self._seconds = seconds
+        self._times = array("d")
+        self._figures = array("d")
+
+    def clear(self) -> None:
+        """Forget them all."""
+        del self._times[:], self._figures[:]
+
+    def add(self, moment: Moment) -> None:
+        """Append a scrape if it is a step after the last one, and drop those that no window needs any more."""
+        times, at = self._times, moment.taken_at
+        if times and at - times[-1] < self._least_step:
+            return
+        times.append(at)
+        self._figures.extend(moment.figures)
+        old = bisect_left(times, at - self._seconds - self._spacing)
+        if old:
+            del times[:old], self._figures[: old * _WIDTH]
+
+    def oldest(self) -> Moment | None:
+        """None before the first."""
+        return self._moment(0) if self._times else None
+
+    def near(self, wanted: float, most_off: float) -> Moment | None:
+        """The scrape nearest to an instant; None if none is within a step of it, or so many seconds where that is less."""
+        times = self._times
+        place = bisect_left(times, wanted)
+        if place == len(times) or (place and wanted - times[place - 1] <= times[place] - wanted):
+            place -= 1
+        if place < 0 or abs(times[place] - wanted) > min(most_off, self._spacing):
+            return None
+        return self._moment(place)
+
+    def since(self, at: float) -> PastFigures:
+        """Those from an instant on."""
+        first = bisect_left(self._times, at)
+        return PastFigures(self._times[first:], self._figures[first * _WIDTH :])
+
+    def mean_usage(self, since: float) -> float | None:
+        """Mean of the usage from an instant on."""
+        first = bisect_left(self._times, since)
+        told = [usage for usage in self._figures[first * _WIDTH + _USAGE :: _WIDTH] if not math.isnan(usage)]
+        return sum(told) / len(told) if told else None
+
+    def _moment(self, place: int) -> Moment:
+        return Moment(self._times[place], self._figures[place * _WIDTH : (place + 1) * _WIDTH])
