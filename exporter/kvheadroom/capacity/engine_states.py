@@ -69,7 +69,7 @@ def find_states(
         (EngineState.WORKING_SET_EXCEEDS_POOL, _exceeds(now, growths)),
         (EngineState.POOL_BELOW_ONE_SESSION, _below_one(now, sessions)),
     )
-    return tuple(StateFound(state, why) for state, why in found if why is not None)
+    return tuple([StateFound(state, why) for state, why in found if why is not None])
 
 
 def _stalled(now: Admission, past: Mapping[str, Moment], growths: Mapping[str, Growth]) -> str | None:
@@ -187,12 +187,12 @@ def _exceeds(now: Admission, growths: Mapping[str, Growth]) -> str | None:
     if lately is None or whole is None:
         return None
     earlier = between(whole, lately)
+    seconds, seconds_before = lately.seconds or 0.0, earlier.seconds or 0.0
+    if seconds_before < LEAST_BEFORE_SECONDS:
+        return None
     rules = now.facts.rules
     found, found_before = (local_hits(now.snapshot, rules, grown) for grown in (lately, earlier))
     if found is None or found_before is None or found.doubt or found_before.doubt:
-        return None
-    seconds, seconds_before = lately.seconds or 0.0, earlier.seconds or 0.0
-    if seconds_before < LEAST_BEFORE_SECONDS:
         return None
     if found.lookup_tokens / seconds < LEAST_LOOKUPS_FACTOR * found_before.lookup_tokens / seconds_before:
         return None

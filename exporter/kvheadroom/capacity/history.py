@@ -122,9 +122,8 @@ def growth(before: Moment, now: Moment) -> Growth:
 def between(whole: Growth, last: Growth) -> Growth:
     """What the counters grew by before the last part of a longer time; only of those that are told now."""
     seconds = None if whole.seconds is None or last.seconds is None else whole.seconds - last.seconds
-    middle = [
-        math.nan if math.isnan(now) else then for then, now in zip(last.before, last.after, strict=True)
-    ]
+    # Nought times what is not a number is none either.
+    middle = [then + 0.0 * now for then, now in zip(last.before, last.after, strict=True)]
     return Growth(seconds, whole.before, middle)
 
 

@@ -67,17 +67,12 @@ def hit_windows(
     now: EngineSnapshot, rules: ReleaseRules, growths: Mapping[str, Growth]
 ) -> tuple[HitWindow, ...]:
     """The windows in which something was looked up, in the order of `growths`."""
-    windows = (
-        HitWindow(
-            window=name,
-            seconds=grown.seconds,
-            local=local_hits(now, rules, grown),
-            external=_external(now, grown),
-        )
-        for name, grown in growths.items()
-        if grown.seconds is not None
-    )
-    return tuple(window for window in windows if window.local is not None or window.external is not None)
+    windows = []
+    for name, grown in growths.items():
+        local, external = local_hits(now, rules, grown), _external(now, grown)
+        if grown.seconds is not None and (local is not None or external is not None):
+            windows.append(HitWindow(window=name, seconds=grown.seconds, local=local, external=external))
+    return tuple(windows)
 
 
 def findings(
@@ -135,9 +130,11 @@ _INFLATED = (
 
 def local_hits(now: EngineSnapshot, rules: ReleaseRules, grown: Growth) -> Hits | None:
     """Prompt tokens asked for and found in the engine's own cache; None where nothing was asked for, or it is not told."""
-    by_source = _hits(grown, "prompt_tokens_total", "prompt_tokens_local_cache_hit_total", BY_SOURCE)
-    if _local_is_not_wired(now) or (rules.lookups_per_attempt and by_source is not None):
-        return by_source
+    not_wired = _local_is_not_wired(now)
+    if not_wired or rules.lookups_per_attempt:
+        by_source = _hits(grown, "prompt_tokens_total", "prompt_tokens_local_cache_hit_total", BY_SOURCE)
+        if not_wired or by_source is not None:
+            return by_source
     doubt = ""
     if _is_inflated(rules, grown):
         doubt = _INFLATED
@@ -158,15 +155,19 @@ def _external(now: EngineSnapshot, grown: Growth) -> Hits | None:
 
 
 def _hits(grown: Growth, lookups: str, hits: str, basis: str, doubt: str = "") -> Hits | None:
-    asked, found = grown.of(lookups), grown.of(hits)
-    if asked is None or found is None or not 0 <= found <= asked or asked == 0:
+    asked = grown.of(lookups)
+    found = grown.of(hits) if asked else None
+    if not asked or found is None or found > asked:
         return None
     return Hits(lookup_tokens=asked, hit_tokens=found, basis=basis, doubt=doubt)
 
 
 def _is_inflated(rules: ReleaseRules, grown: Growth) -> bool:
-    preempted, hits = grown.of("preemptions_total"), grown.of("prefix_cache_hits_total")
-    return rules.lookups_after_preemption and bool(preempted) and bool(hits)
+    return (
+        rules.lookups_after_preemption
+        and bool(grown.of("preemptions_total"))
+        and bool(grown.of("prefix_cache_hits_total"))
+    )
 
 
 def _counted_again(grown: Growth) -> bool:
@@ -181,10 +182,11 @@ def _local_is_not_wired(now: EngineSnapshot) -> bool:
     to tell it as well.
     """
     prompts, computed = now.prompt_tokens_total, now.prompt_tokens_local_compute_total
+    if now.prefix_cache_hits_total != 0 or not now.prompt_tokens_local_cache_hit_total:
+        return False
     if prompts is None or computed is None:
         return False
-    found = prompts - computed - (now.prompt_tokens_external_kv_transfer_total or 0)
-    return now.prefix_cache_hits_total == 0 and bool(now.prompt_tokens_local_cache_hit_total) and found > 0
+    return prompts - computed - (now.prompt_tokens_external_kv_transfer_total or 0) > 0
 
 
 def _external_is_not_wired(now: EngineSnapshot) -> bool:
@@ -211,9 +213,10 @@ def _stays_0(counter: str, source: str, found: float | None) -> str:
 def _below_one_block(
     now: EngineSnapshot, grown: Growth, granularity: int | None, when: str
 ) -> Iterator[tuple[ProblemReason, str]]:
-    lookups, hits = grown.of("prefix_cache_queries_total"), grown.of("prefix_cache_hits_total")
+    if granularity is None or grown.of("prefix_cache_hits_total") != 0 or _local_is_not_wired(now):
+        return
     prompts = mean_tokens(grown, "finished_prompt_tokens_total")
-    if granularity is None or prompts is None or not lookups or hits != 0 or _local_is_not_wired(now):
+    if prompts is None or not grown.of("prefix_cache_queries_total"):
         return
     # The last token of a prompt is always computed, so one of just a block finds nothing either.
     if prompts <= granularity:
@@ -226,10 +229,11 @@ def _below_one_block(
 
 def mean_tokens(grown: Growth, of: str) -> float | None:
     """Tokens of a finished request on average; None where too few have finished."""
-    requests, tokens = grown.of("finished_requests_total"), grown.of(of)
-    if requests is None or tokens is None or requests < ENOUGH_REQUESTS:
+    requests = grown.of("finished_requests_total")
+    if requests is None or requests < ENOUGH_REQUESTS:
         return None
-    return tokens / requests
+    tokens = grown.of(of)
+    return None if tokens is None else tokens / requests
 
 
 def _whole(number: float | None) -> str:
