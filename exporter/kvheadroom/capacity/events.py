@@ -1,7 +1,9 @@
 """What happened to a server between two good scrapes: restarts and changes of what it serves."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, lt
 
 from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.facts import Origin
@@ -14,7 +16,7 @@ COUNTERS = (
     "prompt_tokens_total",
     "generation_tokens_total",
 )
-
+_counters_of = attrgetter(*COUNTERS)
 
 MAX_SERVERS = 16
 """That are remembered of one address."""
@@ -25,9 +27,13 @@ SEVERAL_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """The last that was known of one engine; what a page leaves out stays as it was."""
+    """The last that was known of one engine; what a page leaves out stays as it was.
 
-    counters: Mapping[str, float] = field(default_factory=dict)
+    Attributes:
+        counters: in the order of COUNTERS; NaN where no page told one.
+    """
+
+    counters: Sequence[float] = (math.nan,) * len(COUNTERS)
     model_name: str | None = None
     pool: str | None = None
     max_model_len: str | None = None
@@ -61,17 +67,18 @@ def remember(
     """
     if not engines:
         return before, ()
-    earlier = dict(before.earlier)
+    earlier, known = before.earlier, None
     moved = started_at is not None and before.started_at is not None and started_at != before.started_at
-    if moved and before.started_at is not None:
-        earlier[before.started_at] = before.engines
-    # A server that is there again is compared with what it was itself.
-    known = earlier.pop(started_at, None) if moved and started_at is not None else None
+    if moved and started_at is not None and before.started_at is not None:
+        others = {**earlier, before.started_at: before.engines}
+        # A server that is there again is compared with what it was itself.
+        known = others.pop(started_at, None)
+        earlier = dict(list(others.items())[-MAX_SERVERS:])
     last = before.engines if known is None else known
     now = {a.snapshot.engine: _remembered(last.get(a.snapshot.engine), a) for a in engines}
     after = ServerMemory(
         started_at=before.started_at if started_at is None else started_at,
-        earlier=dict(list(earlier.items())[-MAX_SERVERS:]),
+        earlier=earlier,
         engines=now,
         came_back_at=before.came_back_at if known is None else at,
     )
@@ -103,12 +110,11 @@ def counters_fell(
 
 def progress(engines: tuple[EngineSnapshot, ...]) -> tuple[tuple[float | None, ...], ...]:
     """The counters that move while an engine works; two equal ones mean that it stood still."""
-    return tuple(tuple(getattr(engine, name) for name in COUNTERS) for engine in engines)
+    return tuple(map(_counters_of, engines))
 
 
 def _remembered(before: EngineMemory | None, engine: Assessment) -> EngineMemory:
     before = before or EngineMemory()
-    counters = {name: getattr(engine.snapshot, name) for name in COUNTERS}
     seen, facts = engine.snapshot, engine.facts
     # As the page says it: what is made of it changes with what else is known.
     block_size = seen.attention_block_size or seen.block_size
@@ -117,8 +123,10 @@ def _remembered(before: EngineMemory | None, engine: Assessment) -> EngineMemory
     told = facts.max_model_len is not None and facts.max_model_len.origin is Origin.SERVER
     length = f"{facts.max_model_len.value:,}" if told and facts.max_model_len is not None else None
     return EngineMemory(
-        counters={**before.counters, **{name: n for name, n in counters.items() if n is not None}},
-        model_name=engine.snapshot.model_name or before.model_name,
+        counters=[
+            old if new is None else new for old, new in zip(before.counters, _counters_of(seen), strict=True)
+        ],
+        model_name=seen.model_name or before.model_name,
         pool=pool or before.pool,
         max_model_len=length or before.max_model_len,
         release=before.release if facts.version is None else facts.version.value,
@@ -132,8 +140,9 @@ def _any_fell(before: Mapping[str, EngineMemory], engines: tuple[EngineSnapshot,
 def _counter_fell(before: EngineMemory | None, engine: EngineSnapshot) -> bool:
     if before is None:
         return False
-    pairs = ((before.counters.get(name), getattr(engine, name)) for name in COUNTERS)
-    return any(old is not None and new is not None and new < old for old, new in pairs)
+    now = [math.nan if told is None else told for told in _counters_of(engine)]
+    # What is not a number is less than none.
+    return any(map(lt, now, before.counters))
 
 
 def _changes(

@@ -101,10 +101,10 @@ class KvLayout:
     @property
     def holds_every_token(self) -> bool:
         """Whether all layers hold every token in the same blocks, so that blocks x block size are tokens."""
-        return len(self.groups) == 1 and len(self._growing()) == 1
+        return len(self.groups) == 1 and _holds_every_token(self.groups[0])
 
     def _growing(self) -> list[KvGroup]:
-        return [group for group in self.groups if group.specs[0].kind in HOLDS_EVERY_TOKEN]
+        return [group for group in self.groups if _holds_every_token(group)]
 
     def blocks_per_session(self, tokens: int) -> int:
         """Blocks that one session of `tokens` tokens holds, over all groups."""
@@ -119,6 +119,10 @@ class KvLayout:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.blocks_per_session(middle) <= blocks else (low, middle - 1)
         return low
+
+
+def _holds_every_token(group: KvGroup) -> bool:
+    return group.specs[0].kind in HOLDS_EVERY_TOKEN
 
 
 @dataclass(frozen=True, slots=True)

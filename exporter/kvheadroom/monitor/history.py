@@ -53,8 +53,7 @@ class EngineHistory:
 
     def window_starts(self) -> dict[str, Moment]:
         """Where each window begins that reaches back whole."""
-        starts = {name: self._ago(seconds) for name, seconds in WINDOWS.items()}
-        return {name: moment for name, moment in starts.items() if moment is not None}
+        return {name: start for name, seconds in WINDOWS.items() if (start := self._ago(seconds)) is not None}
 
     def recent(self) -> Recent:
         """Instants to compare the last scrape with."""

@@ -48,6 +48,8 @@ large fleet found the processor's caches full of other things, and cost twice as
 ASK_AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)
 """Facts are asked for again, ever more slowly, while a source of them fails; another server is asked at once."""
 
+_PAGE_READ = SourceStatus(source="metrics", failure=None)
+
 Identity = tuple[object, ...]
 
 
@@ -151,12 +153,13 @@ class ReplicaSampler:
             )
             problems = (*problems, PageProblem(ProblemReason.METRICS_LOST, detail))
         self._tell_new(problems)
-        self._problems.update(problem.reason for problem in problems)
+        for problem in problems:
+            self._problems[problem.reason] += 1
         self._publish(
             state,
             happened,
             now,
-            sources=(SourceStatus(source="metrics", failure=None), *resolution.sources),
+            sources=(_PAGE_READ, *resolution.sources),
             problems=problems,
             problems_total=tuple(sorted(self._problems.items())),
             lost_metrics=lost,
@@ -184,6 +187,9 @@ class ReplicaSampler:
     def _lost_metrics(self, page: VllmPage) -> tuple[str, ...]:
         """What earlier pages had and this one has not; a page without engines is of a server that starts."""
         if not page.engines:
+            return ()
+        if self._metrics_seen <= page.metrics:
+            self._metrics_seen = page.metrics
             return ()
         self._metrics_seen |= page.metrics
         return tuple(sorted(self._metrics_seen - page.metrics))
@@ -321,9 +327,8 @@ class ReplicaSampler:
 
     def _tell_new(self, problems: tuple[PageProblem, ...]) -> None:
         """Said when a kind of problem comes up: its words, as a value that was dropped, may differ at every tick."""
-        known = {problem.reason for problem in self._last.problems}
         for problem in problems:
-            if problem.reason not in known:
+            if all(problem.reason != known.reason for known in self._last.problems):
                 log.warning(
                     "replica %s: %s: %s", self._last.replica, problem.reason, one_line(problem.detail)
                 )
