@@ -259,7 +259,7 @@ class ReplicaSampler:
             if self._asking.answer.done():
                 asked, self._asking = self._asking, None
                 self._learn(asked, now)
-        known = self._known.get(identity)
+            known = self._known.get(identity)
         return self._sources.facts_unasked(page) if known is None else known.resolution
 
     def _learn(self, asked: "_Asking", now: float) -> None:
