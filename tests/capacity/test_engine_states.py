@@ -69,6 +69,7 @@ def watch(
         taken_at=START + at,
         past=history.window_starts(),
         recent=history.recent(),
+        five_minutes=history.five_minutes(),
     )
     return assess(reading, session_tokens)
 
@@ -79,6 +80,30 @@ def found(timeline: Timeline, **how: Any) -> dict[EngineState, str]:
 
 def test_an_engine_at_rest_is_in_no_state() -> None:
     assert found(lambda at: {}) == {}
+
+
+# -- preempting
+
+
+@pytest.mark.parametrize(("interval", "longest"), [(1.0, 15.0), (5.0, 15.0), (15.0, 45.0)])
+def test_preemptions_of_the_last_15_seconds_or_three_scrapes_are_going_on(
+    interval: float, longest: float
+) -> None:
+    def preempted(ago: float) -> dict[EngineState, str]:
+        return found(
+            lambda at: {"preemptions_total": 3.0 * (at >= 300.0 - ago)}, interval=interval, seconds=300.0
+        )
+
+    assert preempted(longest).keys() == preempted(0.0).keys() == {EngineState.PREEMPTING}
+    assert preempted(0.0)[EngineState.PREEMPTING] == f"3 preempted in the last {longest + interval:.0f} s"
+    assert preempted(longest + interval) == {}
+
+
+def test_a_counter_that_began_anew_or_is_not_told_is_no_preemption() -> None:
+    assert found(lambda at: {"preemptions_total": 5.0 if at < 300.0 else 2.0}, seconds=300.0) == {}
+    assert found(lambda at: {"preemptions_total": None if at < 300.0 else 2.0}, seconds=300.0) == {}
+    assert found(lambda at: {"preemptions_total": 2.0 if at < 300.0 else None}, seconds=300.0) == {}
+    assert found(lambda at: {"preemptions_total": 7.0}, seconds=0.0) == {}
 
 
 # -- scheduler stalled
@@ -189,8 +214,9 @@ def preempts(at: float) -> dict[str, Any]:
 
 def test_more_preemptions_than_requests_in_a_minute_for_no_more_tokens_are_thrash() -> None:
     assert found(preempts) == {
+        EngineState.PREEMPTING: "8 preempted in the last 20 s",
         EngineState.THRASH: "24 preemptions in a minute, and 18 requests are there; 600 tokens were generated in the last "
-        "half minute, 600 in the one before"
+        "half minute, 600 in the one before",
     }
 
 
@@ -212,7 +238,7 @@ def test_more_preemptions_than_requests_in_a_minute_for_no_more_tokens_are_thras
     ],
 )
 def test_preemptions_that_lack_one_part_of_it_are_no_thrash(timeline: Timeline) -> None:
-    assert found(lambda at: {**preempts(at), **timeline(at)}) == {}
+    assert EngineState.THRASH not in found(lambda at: {**preempts(at), **timeline(at)})
 
 
 # -- working set exceeds pool

@@ -17,6 +17,7 @@ from kvheadroom.capacity.fleet import (
     ReplicaState,
     SourceStatus,
 )
+from kvheadroom.capacity.forecast import Forecast
 from kvheadroom.capacity.gpu_assignment import (
     Assignment,
     GpuAssignments,
@@ -110,10 +111,20 @@ def inflated() -> ReplicaAssessment:
 
 
 def in_thrash(of: ReplicaAssessment) -> ReplicaAssessment:
-    """The replica, its engine in a state that one page alone does not show."""
+    """The replica, its engine in a state and with a forecast that one page alone does not show."""
     why = "24 preemptions in a minute, and <26> requests are there"
     (engine,) = of.engines
-    return replace(of, engines=(replace(engine, states=(StateFound(EngineState.THRASH, why),)),))
+    forecast = Forecast(
+        probabilities={"30s": 0.625, "2m": 0.875, "10m": 0.96875},
+        exhaustion_seconds=12.5,
+        earliest_seconds=0.0,
+        latest_seconds=45.0,
+        peak_blocks=243.5,
+        prefill_backlog_tokens=2016.0,
+        why="17 run and grow by 4.0 blocks a second, <9> wait for room",
+    )
+    in_it = replace(engine, states=(StateFound(EngineState.THRASH, why),), forecast=forecast)
+    return replace(of, engines=(in_it,))
 
 
 def fleet() -> FleetAssessment:

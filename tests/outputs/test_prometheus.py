@@ -127,6 +127,23 @@ def test_a_state_that_an_engine_is_in_is_a_label_and_no_other_has_a_sample() -> 
     assert of("engine_state", replica="hub") is None
 
 
+def test_a_forecast_is_told_by_horizon_with_its_interval_and_where_there_is_none_the_reason() -> None:
+    chances = {
+        h: of("forecast_preemption_probability_ratio", replica="gqa", horizon=h) for h in ("30s", "2m", "10m")
+    }
+    assert chances == {"30s": 0.625, "2m": 0.875, "10m": 0.96875}
+    assert of("forecast_exhaustion_earliest_seconds", replica="gqa") == 0.0
+    assert of("forecast_exhaustion_seconds", replica="gqa") == 12.5
+    assert of("forecast_exhaustion_latest_seconds", replica="gqa") == 45.0
+    assert of("forecast_peak_blocks", replica="gqa") == 243.5
+    assert of("prefill_backlog_tokens", replica="gqa") == 2016.0
+    assert of("forecast_unavailable", replica="gqa") is None
+    # One page of an engine tells of no trend.
+    assert of("forecast_unavailable", replica="hub", reason="watched_too_short") == 1
+    assert of("forecast_preemption_probability_ratio", replica="hub") is None
+    assert of("prefill_backlog_tokens", replica="hub") is None
+
+
 def test_hit_ratios_are_given_by_window_and_only_where_the_counters_count_no_more_than_that() -> None:
     assert of("prefix_cache_hit_ratio", replica="offload", window="1m") == 0
     assert of("external_prefix_cache_hit_ratio", replica="offload", window="1m") == pytest.approx(2 / 3)

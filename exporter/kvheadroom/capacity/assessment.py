@@ -1,7 +1,7 @@
 """The table of contents of the core: one reading of one engine -> everything that is said about it.
 
     facts + snapshot + past -> predict -> observe -> count_sessions -> hit_windows -> find_binding_limit
-        -> compare, estimate_occupancy, find_states, findings -> Assessment
+        -> forecast, compare, estimate_occupancy, find_states, findings -> Assessment
 
 Nothing right of `Assessment` computes: every number that an output shows is in here.
 """
@@ -19,6 +19,7 @@ from kvheadroom.capacity.binding_limit import (
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.engine_states import StateFound, find_states
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.forecast import Forecast, forecast
 from kvheadroom.capacity.history import Moment, PastFigures, Recent, growth, growth_since_start, moment_of
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
@@ -47,7 +48,6 @@ class Reading:
         past: where each window begins, by its name in WINDOWS; of windows that reach back without a gap or a restart.
         recent: the instants of the last minutes that the newest scrape is compared with.
         five_minutes: every scrape of the last five minutes, at most one a second.
-        hour: one scrape a minute of the last hour; the newest one may not be among them.
     """
 
     facts: EngineFacts
@@ -56,7 +56,6 @@ class Reading:
     past: Mapping[str, Moment] = field(default_factory=dict)
     recent: Recent = field(default_factory=Recent)
     five_minutes: PastFigures = field(default_factory=PastFigures)
-    hour: PastFigures = field(default_factory=PastFigures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +76,7 @@ class Assessment:
     occupancy: TokenOccupancy
     hit_windows: tuple[HitWindow, ...]
     binding_limit: BindingLimit
+    forecast: Forecast
     states: tuple[StateFound, ...]
     problems: tuple[PageProblem, ...]
 
@@ -107,11 +107,13 @@ def assess(
         facts=facts,
         observation=observation,
         recent=reading.recent,
+        course=reading.five_minutes,
         need=Need(
             longest_blocks=_longest_blocks(facts, sessions),
             usual_blocks=usual_need(facts, observation, lately, _share_found(windows, snapshot)),
         ),
     )
+    binding_limit = find_binding_limit(admission)
     return Assessment(
         facts=facts,
         snapshot=snapshot,
@@ -122,7 +124,8 @@ def assess(
         difference=compare(prediction, observation),
         occupancy=estimate_occupancy(snapshot, facts, observation, lately),
         hit_windows=windows,
-        binding_limit=find_binding_limit(admission),
+        binding_limit=binding_limit,
+        forecast=forecast(admission, binding_limit, lately),
         states=find_states(admission, reading.past, growths, sessions),
         problems=(
             *_contradictions(snapshot, observation),

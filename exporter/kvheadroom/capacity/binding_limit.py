@@ -6,11 +6,11 @@ not free. It says nowhere which it was. What the page cannot tell apart is `None
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvheadroom.capacity.facts import EngineFacts, Fact
-from kvheadroom.capacity.history import Growth, Moment, Recent, growth
+from kvheadroom.capacity.history import Growth, Moment, PastFigures, Recent, growth
 from kvheadroom.capacity.kv_specs import ceil_div
 from kvheadroom.capacity.observation import Observation
 from kvheadroom.capacity.prefix_cache import mean_tokens
@@ -63,6 +63,7 @@ class Admission:
     Attributes:
         now: the snapshot's figures.
         recent: earlier instants of the same run.
+        course: every scrape of the last five minutes, at most one a second.
         need: blocks of a waiting request.
     """
 
@@ -72,6 +73,7 @@ class Admission:
     observation: Observation
     recent: Recent
     need: Need
+    course: PastFigures = field(default_factory=PastFigures)
 
     @property
     def queue(self) -> float | None:

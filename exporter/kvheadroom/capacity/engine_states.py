@@ -3,6 +3,7 @@
 All but the last go by earlier scrapes of the same run: after a restart or a gap they are silent until their time is over again.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +13,8 @@ from kvheadroom.capacity.history import Growth, Moment, between
 from kvheadroom.capacity.prefix_cache import local_hits
 from kvheadroom.capacity.sessions import SessionCapacity
 
+JUST_NOW_SECONDS, JUST_NOW_SCRAPES = 15.0, 3
+"""Preemptions counted within the longer of the two are going on."""
 LEAST_PREEMPTIONS = 10
 """A minute: fewer are a busy moment, however few requests there are."""
 RISING_FACTOR = 1.1
@@ -29,6 +32,7 @@ LEAST_LOOKUPS_FACTOR = 0.5
 class EngineState(StrEnum):
     """A closed list."""
 
+    PREEMPTING = "preempting"
     SCHEDULER_STALLED = "scheduler_stalled"
     REPREFILL_LOOP = "reprefill_loop"
     THRASH = "thrash"
@@ -63,6 +67,7 @@ def find_states(
     if now.snapshot.sleeping:
         return ()
     found = (
+        (EngineState.PREEMPTING, _preempts(now)),
         (EngineState.SCHEDULER_STALLED, _stalled(now, past, growths)),
         (EngineState.REPREFILL_LOOP, _prefills_again(now, past, growths)),
         (EngineState.THRASH, _thrashes(now, past, growths)),
@@ -70,6 +75,20 @@ def find_states(
         (EngineState.POOL_BELOW_ONE_SESSION, _below_one(now, sessions)),
     )
     return tuple([StateFound(state, why) for state, why in found if why is not None])
+
+
+def _preempts(now: Admission) -> str | None:
+    """Preemptions were counted just now."""
+    course, previous, at = now.course, now.recent.previous, now.now.taken_at
+    if previous is None or not course.times:
+        return None
+    since = at - max(JUST_NOW_SECONDS, JUST_NOW_SCRAPES * (at - previous.taken_at))
+    # The last scrape before that time: what it had counted already is not new.
+    place = max(0, bisect_left(course.times, since) - 1)
+    counted, earlier = now.snapshot.preemptions_total, course.of("preemptions_total")[place]
+    if counted is None or not counted > earlier:
+        return None
+    return f"{counted - earlier:,.0f} preempted in the last {at - course.times[place]:.0f} s"
 
 
 def _stalled(now: Admission, past: Mapping[str, Moment], growths: Mapping[str, Growth]) -> str | None:

@@ -76,7 +76,7 @@ class Recent:
 
     Attributes:
         previous: the scrape before.
-        seconds_10, seconds_30: so long ago.
+        seconds_10, seconds_30, seconds_60: so long ago.
         oldest: the oldest of the last five minutes.
         usage_of_30_seconds: mean of kv_usage_ratio since seconds_30.
     """
@@ -84,6 +84,7 @@ class Recent:
     previous: Moment | None = None
     seconds_10: Moment | None = None
     seconds_30: Moment | None = None
+    seconds_60: Moment | None = None
     oldest: Moment | None = None
     usage_of_30_seconds: float | None = None
 

@@ -62,17 +62,14 @@ class EngineHistory:
             previous=self._previous,
             seconds_10=self._ago(10.0),
             seconds_30=half_minute,
+            seconds_60=self._ago(60.0),
             oldest=self._fine.oldest(),
             usage_of_30_seconds=None if half_minute is None else self._fine.mean_usage(half_minute.taken_at),
         )
 
     def five_minutes(self) -> PastFigures:
         """Every scrape of the last five minutes, at most one a second; a copy."""
-        return self._since(self._fine, FINE_SECONDS)
-
-    def hour(self) -> PastFigures:
-        """One scrape a minute of the last hour, a copy; the newest scrape may not be among them."""
-        return self._since(self._coarse, COARSE_SECONDS)
+        return PastFigures() if self._last is None else self._fine.since(self._last.taken_at - FINE_SECONDS)
 
     def _goes_on(self, before: Moment, now: Moment, started_at: float | None) -> bool:
         """Whether this is the same run of the server, and the last scrape is not too old to be followed."""
@@ -81,9 +78,6 @@ class EngineHistory:
         if moved or not 0 < passed <= STALE_AFTER_TICKS * self._interval:
             return False
         return not any(map(lt, now.figures[: len(COUNTERS)], before.figures))
-
-    def _since(self, kept: "_Kept", seconds: float) -> PastFigures:
-        return PastFigures() if self._last is None else kept.since(self._last.taken_at - seconds)
 
     def _ago(self, seconds: float) -> Moment | None:
         """The scrape nearest to so long ago; None if none is near."""

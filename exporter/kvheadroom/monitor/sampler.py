@@ -311,7 +311,6 @@ class ReplicaSampler:
                 past=history.window_starts(),
                 recent=history.recent(),
                 five_minutes=history.five_minutes(),
-                hour=history.hour(),
             )
             # Of the same facts the same prediction is made, and an hour of ticks has the same facts.
             known = last.prediction if last is not None and last.facts is facts else None

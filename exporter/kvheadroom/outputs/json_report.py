@@ -289,6 +289,16 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             "limit": None if engine.binding_limit.limit is None else str(engine.binding_limit.limit),
             "why": engine.binding_limit.why,
         },
+        "forecast": {
+            "preemption_probability": dict(engine.forecast.probabilities),
+            "exhaustion_seconds": engine.forecast.exhaustion_seconds,
+            "earliest_seconds": engine.forecast.earliest_seconds,
+            "latest_seconds": engine.forecast.latest_seconds,
+            "peak_blocks": engine.forecast.peak_blocks,
+            "prefill_backlog_tokens": engine.forecast.prefill_backlog_tokens,
+            "why": engine.forecast.why,
+            "unavailable": None if engine.forecast.unavailable is None else str(engine.forecast.unavailable),
+        },
         "states": [{"state": str(found.state), "why": found.why} for found in engine.states],
         "token_occupancy": {
             "estimate_ratio": engine.occupancy.estimate_ratio,

@@ -233,9 +233,53 @@ ENGINE_STATE = Metric(
     "engine_state",
     "gauge",
     (*ENGINE_LABELS, "state"),
-    "1 for each named state that the engine is in: scheduler_stalled, reprefill_loop, thrash, working_set_exceeds_pool, "
+    "1 for each named state that the engine is in: preempting, scheduler_stalled, reprefill_loop, thrash, working_set_exceeds_pool, "
     "pool_below_one_session (docs/forecast.md defines them). Absent otherwise, and after a restart or a gap until a state's "
     "time is over again.",
+)
+FORECAST_PROBABILITY = Metric(
+    "forecast_preemption_probability_ratio",
+    "gauge",
+    (*ENGINE_LABELS, "horizon"),
+    "Probability, 0-1, that a request is preempted within the horizon: 30s, 2m, 10m. From the last five minutes of the engine "
+    "(docs/forecast.md has the formula and how often it was right). Absent where there is no forecast.",
+)
+FORECAST = (
+    _gauge(
+        "forecast_exhaustion_seconds",
+        "Seconds until the next request would not fit in the free blocks, with a probability of a half; 0: now. Absent where that "
+        "is not within 10 minutes, and where there is no forecast.",
+        lambda a: a.forecast.exhaustion_seconds,
+    ),
+    _gauge(
+        "forecast_exhaustion_earliest_seconds",
+        "The same with a probability of 10%: the near end of the interval.",
+        lambda a: a.forecast.earliest_seconds,
+    ),
+    _gauge(
+        "forecast_exhaustion_latest_seconds",
+        "The same with a probability of 90%: the far end of the interval.",
+        lambda a: a.forecast.latest_seconds,
+    ),
+    _gauge(
+        "forecast_peak_blocks",
+        "Blocks that what runs and waits would hold if all of it went on to its usual end at once: more than usable_blocks "
+        "means that something has to end first. Absent until ten requests have finished.",
+        lambda a: a.forecast.peak_blocks,
+    ),
+    _gauge(
+        "prefill_backlog_tokens",
+        "Prompt tokens of the waiting requests that are not in the prefix cache, by the usual prompt. Absent where the usual "
+        "prompt is not known.",
+        lambda a: a.forecast.prefill_backlog_tokens,
+    ),
+)
+FORECAST_UNAVAILABLE = Metric(
+    "forecast_unavailable",
+    "gauge",
+    (*ENGINE_LABELS, "reason"),
+    "1 where there is no forecast, with the reason: sleeping, not_told (the page lacks a figure), watched_too_short (less than "
+    "30 s without a gap, and nothing waits), tokens_per_block_unknown.",
 )
 _WINDOW_LABELS = (*ENGINE_LABELS, "window")
 PREFIX_CACHE_HIT_RATIO = Metric(
@@ -456,6 +500,9 @@ CATALOGUE: tuple[Metric, ...] = (
     WAITING_BY_REASON,
     BINDING_LIMIT,
     ENGINE_STATE,
+    FORECAST_PROBABILITY,
+    *FORECAST,
+    FORECAST_UNAVAILABLE,
     SAMPLE_AGE,
     SOURCE_UP,
     SOURCE_FAILURES,

@@ -275,6 +275,16 @@ def _states(engine: Assessment) -> Iterator[Sample]:
         yield (found.state,), 1.0
 
 
+def _probabilities(engine: Assessment) -> Iterator[Sample]:
+    for horizon, ratio in engine.forecast.probabilities.items():
+        yield (horizon,), ratio
+
+
+def _no_forecast(engine: Assessment) -> Iterator[Sample]:
+    if engine.forecast.unavailable is not None:
+        yield (engine.forecast.unavailable,), 1.0
+
+
 def _hit_ratios(field: str) -> Callable[[Assessment], Iterator[Sample]]:
     def samples(engine: Assessment) -> Iterator[Sample]:
         for window in engine.hit_windows:
@@ -337,6 +347,8 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.WAITING_BY_REASON: _waiting,
     m.BINDING_LIMIT: _binding_limit,
     m.ENGINE_STATE: _states,
+    m.FORECAST_PROBABILITY: _probabilities,
+    m.FORECAST_UNAVAILABLE: _no_forecast,
     m.PREFIX_CACHE_HIT_RATIO: _hit_ratios("local"),
     m.EXTERNAL_PREFIX_CACHE_HIT_RATIO: _hit_ratios("external"),
     m.OBSERVED_POOL_BASIS: _pool_basis,

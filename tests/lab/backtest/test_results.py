@@ -93,7 +93,7 @@ def test_a_forecast_probability_is_an_alarm_from_a_half_on_and_judged_at_its_own
     values = [0.1] * 17 + [0.5] * 3 + [0.0] * 20
     label = (("engine", "0"), ("horizon", "5"))
     result = one(history_of([0.0] * 20 + [1.0] * 20, {Series(PROBABILITY, label): values}))
-    forecast = signal(result, "forecast probability within 5s >= 0.5")
+    forecast = signal(result, "probability within 5s >= 0.5")
     assert forecast.kind == "forecast"
     assert forecast.score is not None
     assert [w.lead_seconds for w in forecast.score.warned] == [3.0]
@@ -104,12 +104,12 @@ def test_a_forecast_probability_is_an_alarm_from_a_half_on_and_judged_at_its_own
     assert len(judged) == 35
     [told] = in_json((result,))["recordings"]
     expected = (15 * 0.1**2 + 2 * 0.9**2 + 3 * 0.5**2 + 15 * 0.0) / 35
-    assert told["brier"]["forecast probability within 5s >= 0.5"] == {"5": pytest.approx(expected)}
+    assert told["brier"]["probability within 5s >= 0.5"] == {"5": pytest.approx(expected)}
     assert told["brier"]["always the base rate"]["5"] == pytest.approx(5 / 35 * 30 / 35)
-    ranges = told["reliability"]["forecast probability within 5s >= 0.5"]["5"]
+    ranges = told["reliability"]["probability within 5s >= 0.5"]["5"]
     assert [(one["at_least"], one["ticks"]) for one in ranges] == [(0.0, 15), (0.1, 17), (0.5, 3)]
     assert (
-        "  forecast probability within 5s >= 0.5: said, and of how many ticks it came: "
+        "  probability within 5s >= 0.5: said, and of how many ticks it came: "
         "0.0..0.1: 0% of 15; 0.1..0.2: 12% of 17; 0.5..0.6: 100% of 3"
     ) in list(table((result,)))
 
@@ -117,13 +117,13 @@ def test_a_forecast_probability_is_an_alarm_from_a_half_on_and_judged_at_its_own
 @pytest.mark.parametrize(("label", "seconds"), [("60", 60), ("90s", 90), ("15m", 900), ("1h", 3600)])
 def test_a_forecasts_horizon_is_read_with_its_unit(label: str, seconds: float) -> None:
     series: dict[Series, Values] = {Series(PROBABILITY, (("engine", "0"), ("horizon", label))): [0.5] * 9}
-    assert signal(one(history_of([0.0] * 9, series)), f"forecast probability within {seconds}s >= 0.5")
+    assert signal(one(history_of([0.0] * 9, series)), f"probability within {seconds}s >= 0.5")
 
 
 def test_a_time_to_exhaustion_is_an_alarm_once_it_is_within_the_horizon() -> None:
     values: Values = [None] * 10 + [30.0] * 4 + [10.0] * 6 + [None] * 20
     result = one(history_of([0.0] * 20 + [1.0] * 20, {Series(EXHAUSTION, (("engine", "0"),)): values}))
-    forecast = signal(result, "forecast exhaustion within 10s")
+    forecast = signal(result, "exhaustion within 10s")
     assert forecast.score is not None
     assert [(w.warned_at, w.lead_seconds) for w in forecast.score.warned] == [(14.0, 6.0)]
     assert forecast.judged == {}

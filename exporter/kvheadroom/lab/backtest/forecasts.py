@@ -40,12 +40,12 @@ def forecasts(history: History, engine: EngineHistory, scale: Scale) -> Iterator
         if series.name == _PROBABILITY:
             horizon = _seconds(series.label("horizon"))
             if horizon is not None:
-                name = f"forecast probability within {horizon:g}s >= {ALARM_PROBABILITY:g}"
+                name = f"probability within {horizon:g}s >= {ALARM_PROBABILITY:g}"
                 firing = _firing(engine, values, lambda value: value >= ALARM_PROBABILITY)
                 yield Forecast(name, firing, horizon, values)
         elif series.name == _EXHAUSTION:
             firing = _firing(engine, values, lambda value: value <= span)
-            yield Forecast(f"forecast exhaustion within {span:g}s", firing)
+            yield Forecast(f"exhaustion within {span:g}s", firing)
 
 
 def _firing(

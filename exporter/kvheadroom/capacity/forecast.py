@@ -1,0 +1,342 @@
+"""When the pool is full, and how likely a preemption is, from what one engine did in the last five minutes.
+
+Two questions, one after the other; docs/forecast.md derives both and tells what else was tried:
+
+1. Will there be room? Demand, the blocks in use and those of the next waiting request, is taken as a value that goes on from
+   where it is, returns to its trend within the time that a request stays, and scatters as it did. `p(t)` is the probability that at
+   `t` fewer blocks are free than the usual request needs, so that the next one would not fit.
+2. And then? While the next one does not fit, vLLM fills the pool to somewhere between 0 and `need` free blocks, each as likely,
+   and answers grow into them by `growth` blocks a second. So the last block goes `growth / need` times a second (Rice's
+   formula for how often a level is crossed: mean speed x density at the level).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from operator import mul
+
+from kvheadroom.capacity.binding_limit import Admission, BindingLimit, Limit, queue_at
+from kvheadroom.capacity.history import Growth, PastFigures
+from kvheadroom.capacity.prefix_cache import mean_tokens
+
+HORIZONS: Mapping[str, float] = {"30s": 30.0, "2m": 120.0, "10m": 600.0}
+"""By the value of the label `horizon`, in seconds."""
+
+LEAST_WATCHED_SECONDS = 30.0
+"""Of a load that has just begun no trend is known; a queue tells more, and does not wait for it."""
+_AHEAD = (0, 1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600)
+"""Seconds ahead at which p(t) is computed; straight lines between."""
+_TREND_SHARE = 0.25
+"""A trend is believed to go on for about so much of the time that it has been seen for."""
+_LEAST_SCATTER = 0.03
+"""Of the pool: what has stood still for five minutes can move all the same."""
+_SHORTEST_STAY, _USUAL_STAY, _LONGEST_STAY = 2.0, 15.0, 60.0
+"""Seconds in which demand returns to its trend; the usual one where nothing has finished yet."""
+_LEAST_TREND_SECONDS = 10.0
+_EARLIEST, _MEDIAN, _LATEST = 0.1, 0.5, 0.9
+_AT_ONCE = 1e-3
+"""Of the pool: what demand is now is known to so much."""
+_SQRT_2 = math.sqrt(2.0)
+
+
+class NoForecast(StrEnum):
+    """Why there is none. A closed list."""
+
+    SLEEPING = "sleeping"
+    NOT_TOLD = "not_told"
+    WATCHED_TOO_SHORT = "watched_too_short"
+    TOKENS_PER_BLOCK = "tokens_per_block_unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is to be expected of one engine.
+
+    Attributes:
+        probabilities: of a preemption within each of HORIZONS, 0-1; empty where there is no forecast.
+        exhaustion_seconds: until the next request would not fit, with a probability of a half; 0: now; None: not within 10
+            minutes, or no forecast.
+        earliest_seconds, latest_seconds: the same with a probability of 10% and of 90%.
+        peak_blocks: what runs and waits would hold if all of it went on to its usual end at once; None where the usual lengths
+            are not known.
+        prefill_backlog_tokens: prompt tokens of what waits that are not in the prefix cache; None where not known.
+        why: the numbers it goes by, or why there is none; one sentence.
+        unavailable: the kind of that reason, None with a forecast.
+    """
+
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+    exhaustion_seconds: float | None = None
+    earliest_seconds: float | None = None
+    latest_seconds: float | None = None
+    peak_blocks: float | None = None
+    prefill_backlog_tokens: float | None = None
+    why: str
+    unavailable: NoForecast | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """What an engine does now; blocks, and seconds.
+
+    Attributes:
+        need: of the usual request that waits.
+        growth: a second, of the answers of all that run.
+        finished: requests a second, None where it is not known.
+        queue: requests that wait for room.
+    """
+
+    usable: int
+    used: int
+    need: float
+    growth: float
+    finished: float | None
+    queue: float
+    running: float
+
+    @property
+    def free(self) -> int:
+        return self.usable - self.used
+
+
+def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
+    """The forecast of one engine at one instant.
+
+    Args:
+        binding: what keeps requests waiting; those that wait for a place or a grammar are no demand for blocks.
+        lately: tells the lengths of requests that finished.
+    """
+    snapshot, observation = now.snapshot, now.observation
+    if snapshot.sleeping:
+        return Forecast(why="the engine sleeps", unavailable=NoForecast.SLEEPING)
+    usable, used, running = observation.usable_blocks, observation.used_blocks, snapshot.requests_running
+    generated = snapshot.generation_tokens_total
+    if usable is None or used is None or running is None or now.queue is None or generated is None:
+        return Forecast(
+            why="the page does not tell its blocks, its usage, its requests or its generated tokens",
+            unavailable=NoForecast.NOT_TOLD,
+        )
+    tokens_per_block = _tokens_per_block(now)
+    if tokens_per_block is None:
+        return Forecast(
+            why="how many tokens a block holds is not known: the page does not tell the pool's tokens, and the model's folder is "
+            "not known or has several kinds of layers",
+            unavailable=NoForecast.TOKENS_PER_BLOCK,
+        )
+    for_blocks = binding.limit not in (Limit.MAX_NUM_SEQS, Limit.DEFERRED)
+    queue = now.queue if for_blocks else 0.0
+    course = now.course
+    watched = now.now.taken_at - course.times[0] if course.times else 0.0
+    if watched < LEAST_WATCHED_SECONDS and not queue:
+        return Forecast(
+            why=f"watched without a gap for {watched:.0f} s; it takes {LEAST_WATCHED_SECONDS:.0f} s, or a queue",
+            unavailable=NoForecast.WATCHED_TOO_SHORT,
+        )
+    growth = _growth(now)
+    if growth is None:
+        return Forecast(
+            why="it is the first scrape of a run; the next one tells how fast blocks are used up",
+            unavailable=NoForecast.WATCHED_TOO_SHORT,
+        )
+    need = now.need.usual_blocks or (used / running if running else 1.0)
+    load = _Load(
+        usable=usable,
+        used=used,
+        need=max(1.0, need),
+        growth=growth / tokens_per_block,
+        finished=_finished(now),
+        queue=queue,
+        running=running,
+    )
+    chances = _without_room(now, load, for_blocks=for_blocks)
+    median, earliest, latest = (_reached(chances, ratio) for ratio in (_MEDIAN, _EARLIEST, _LATEST))
+    return Forecast(
+        probabilities={name: _probability(load, chances, seconds) for name, seconds in HORIZONS.items()},
+        exhaustion_seconds=median,
+        earliest_seconds=earliest,
+        latest_seconds=latest,
+        peak_blocks=_peak_blocks(load, lately, tokens_per_block),
+        prefill_backlog_tokens=_backlog_tokens(load, now.need.usual_blocks, tokens_per_block),
+        why=_why(load, median, earliest, latest),
+    )
+
+
+def _tokens_per_block(now: Admission) -> float | None:
+    """As vLLM itself counts the pool: with several KV groups that of a request of max_model_len, on average."""
+    tokens, blocks = now.observation.pool_tokens, now.observation.num_blocks
+    return tokens / blocks if tokens and blocks else None
+
+
+def _growth(now: Admission) -> float | None:
+    """Tokens generated a second: those of the last 10 s or of the last minute, whichever is more; None at a first scrape."""
+    rates = []
+    for since in (now.recent.seconds_10 or now.recent.previous, now.recent.seconds_60 or now.recent.oldest):
+        grown = now.since(since)
+        tokens = None if grown is None else grown.of("generation_tokens_total")
+        if grown is not None and grown.seconds and tokens is not None:
+            rates.append(tokens / grown.seconds)
+    return max(rates, default=None)
+
+
+def _finished(now: Admission) -> float | None:
+    """Requests that finished a second, in the last five minutes; None where none did."""
+    grown = now.since(now.recent.oldest)
+    requests = None if grown is None else grown.of("finished_requests_total")
+    return requests / grown.seconds if requests and grown is not None and grown.seconds else None
+
+
+def _without_room(now: Admission, load: _Load, *, for_blocks: bool) -> list[float]:
+    """p(t) at each of _AHEAD: the probability that the usual request would not fit then.
+
+    Args:
+        for_blocks: whether what waits, waits for blocks.
+    """
+    need, at = load.need / load.usable, now.now.taken_at
+    rows = _told(now.course)
+    before = 0.0
+    if now.recent.previous is not None:
+        before = queue_at(now.recent.previous) or 0.0
+    demand = _demand(load.used / load.usable, load.queue, load.queue - before, need)
+    level, trend, scatter, stay, seen = demand, 0.0, 0.0, _USUAL_STAY, 0.0
+    if rows:
+        times, usages, queues, runnings = zip(*rows, strict=True)
+        seen = at - times[0]
+        if load.finished is not None:
+            # Little's law: so many run, and so many end a second.
+            stay = min(max(sum(runnings) / len(runnings) / load.finished, _SHORTEST_STAY), _LONGEST_STAY)
+        if seen >= _LEAST_TREND_SECONDS:
+            demands = _demands(usages, queues, need) if for_blocks else usages
+            level, trend, scatter = _line(times, demands, at)
+    scatter = math.hypot(scatter, _LEAST_SCATTER)
+    goes_on = max(_TREND_SHARE * seen, _LEAST_TREND_SECONDS * _TREND_SHARE)
+    limit = 1.0 - need
+    chances = []
+    for ahead in _AHEAD:
+        kept = math.exp(-ahead / stay)
+        mean = level + (demand - level) * kept + trend * goes_on * (1.0 - math.exp(-ahead / goes_on))
+        deviation = scatter * math.sqrt(1.0 - kept * kept) + _AT_ONCE
+        chances.append(0.5 * math.erfc((limit - mean) / deviation / _SQRT_2))
+    return chances
+
+
+def _told(course: PastFigures) -> list[tuple[float, float, float, float]]:
+    """(unix seconds, usage, queue, running) of the scrapes that tell all of it."""
+    waiting = course.of("requests_waiting_capacity")
+    if waiting and math.isnan(waiting[-1]):
+        waiting = course.of("requests_waiting")
+    rows = zip(course.times, course.of("kv_usage_ratio"), waiting, course.of("requests_running"), strict=True)
+    # The sum is not a number where one of them is none.
+    return [row for row in rows if not math.isnan(row[1] + row[2] + row[3])]
+
+
+def _demands(usages: Sequence[float], queues: Sequence[float], need: float) -> Sequence[float]:
+    """As _demand, of each scrape."""
+    if not any(queues):
+        return usages
+    grown = [0.0, *(later - earlier for earlier, later in pairwise(queues))]
+    return [_demand(usage, queue, new, need) for usage, queue, new in zip(usages, queues, grown, strict=True)]
+
+
+def _demand(usage: float, queue: float, new: float, need: float) -> float:
+    """Blocks in use and those that are asked for next, as a share of the pool; at most full, and one that does not fit.
+
+    Of those that wait, all that came since the scrape before ask next. Those that waited then as well do not fit, or wait for
+    others to be computed, and go on one by one.
+
+    Args:
+        new: what the queue has grown by.
+        need: of one request, as a share of the pool.
+    """
+    return min(usage + need * max(min(queue, 1.0), new), 1.0 + need)
+
+
+def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[float, float, float]:
+    """(value at an instant, slope per second, standard deviation around it) of the least-squares line."""
+    number = len(times)
+    ages = [time - at for time in times]
+    mean_age, mean = sum(ages) / number, sum(values) / number
+    from_mean = [age - mean_age for age in ages]
+    squares = sum(map(mul, from_mean, from_mean))
+    slope = sum(map(mul, from_mean, values)) / squares if squares else 0.0
+    variance = sum(map(mul, values, values)) / number - mean * mean - slope * slope * squares / number
+    return mean - slope * mean_age, slope, math.sqrt(max(0.0, variance))
+
+
+def _probability(load: _Load, chances: Sequence[float], seconds: float) -> float:
+    """Of a preemption within so many seconds.
+
+    Where the next one does not fit already, the free blocks are known: they are eaten up before anything finishes with a
+    probability of exp(-finished x free / growth). What comes after the first end is as at any other time.
+
+    Preemptions come in clusters, so a rate that is known badly is taken as exponentially distributed around what was worked out:
+    1 - 1 / (1 + expected) in place of 1 - exp(-expected).
+    """
+    first, begins = 0.0, 0.0
+    if load.queue and load.free < load.need and load.growth > 0:
+        finished = load.finished or 0.0
+        begins = min(seconds, 1.0 / finished if finished else _USUAL_STAY)
+        if load.free / load.growth < seconds:
+            first = math.exp(-finished * load.free / load.growth)
+    expected = load.growth / load.need * (_area(chances, seconds) - _area(chances, begins))
+    return 1.0 - (1.0 - first) / (1.0 + expected)
+
+
+def _area(chances: Sequence[float], until: float) -> float:
+    """Seconds of the time from now on in which the next one would not fit, to be expected."""
+    area = 0.0
+    for (begin, end), (one, other) in zip(pairwise(_AHEAD), pairwise(chances), strict=True):
+        if until <= begin:
+            break
+        length = min(until, end) - begin
+        # The straight line between both, up to where it is cut.
+        area += length * (one + (other - one) * length / (end - begin) / 2.0)
+    return area
+
+
+def _reached(chances: Sequence[float], ratio: float) -> float | None:
+    """Seconds until p(t) is so much; None where it does not come to it."""
+    if chances[0] >= ratio:
+        return 0.0
+    for (begin, end), (one, other) in zip(pairwise(_AHEAD), pairwise(chances), strict=True):
+        if other >= ratio:
+            return begin + (end - begin) * (ratio - one) / (other - one)
+    return None
+
+
+def _peak_blocks(load: _Load, lately: Growth, tokens_per_block: float) -> float | None:
+    """Half of the usual answer is still to come of what runs, on average; of what waits, all of it."""
+    answer = mean_tokens(lately, "finished_generation_tokens_total")
+    if answer is None:
+        return None
+    to_come = (load.running / 2.0 + load.queue) * answer / tokens_per_block
+    return load.used + load.queue * load.need + to_come
+
+
+def _backlog_tokens(load: _Load, usual_blocks: int | None, tokens_per_block: float) -> float | None:
+    if not load.queue:
+        return 0.0
+    return None if usual_blocks is None else load.queue * usual_blocks * tokens_per_block
+
+
+def _why(load: _Load, median: float | None, earliest: float | None, latest: float | None) -> str:
+    if not load.running and not load.queue and not load.growth:
+        return f"nothing runs, and {load.free:,} of {load.usable:,} blocks are free"
+    waits = f"; {load.queue:,.0f} wait for room" if load.queue else ""
+    if earliest is None:
+        when = "that is unlikely within 10 minutes"
+    else:
+        times = (("10%", earliest), ("50%", median), ("90%", latest))
+        when = ", ".join(
+            f"{ratio} by {_after(seconds)}" if seconds is not None else f"{ratio} not within 10 min"
+            for ratio, seconds in times
+        )
+        when = f"the chance that it has no room: {when}"
+    return (
+        f"{load.running:,.0f} run and grow by {load.growth:,.1f} blocks a second{waits}; {load.free:,} of {load.usable:,} blocks are "
+        f"free, the next request needs about {load.need:,.0f}; {when}"
+    )
+
+
+def _after(seconds: float) -> str:
+    return "now" if seconds < 0.5 else f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
