@@ -260,6 +260,32 @@ OBSERVED_POOL_BASIS = Metric(
     "1; the label tells what observed_pool_tokens is: kv_cache_size_tokens of vLLM, or made of blocks. Absent where the "
     "server tells neither (V1 0.8, API servers of 0.15 to 0.19 with data parallelism, the Rust front end).",
 )
+FORECAST_PREEMPTION_PROBABILITY = Metric(
+    "forecast_preemption_probability_ratio",
+    "gauge",
+    (*ENGINE_LABELS, "horizon"),
+    "Forecast probability, 0-1, that the engine preempts within the horizon: 30s, 2m or 10m.",
+)
+FORECAST_EXHAUSTION = tuple(
+    _gauge(
+        f"forecast_exhaustion{which}_seconds",
+        f"Seconds until the pool has no free block for what comes, {words} of the forecast.",
+        lambda _: None,
+    )
+    for which, words in (("", "median"), ("_earliest", "10%"), ("_latest", "90%"))
+)
+FORECAST_PEAK_BLOCKS = _gauge(
+    "forecast_peak_blocks", "Expected peak demand, in blocks, of what already runs.", lambda _: None
+)
+PREFILL_BACKLOG = _gauge(
+    "prefill_backlog_tokens", "Prompt tokens that are still to be computed.", lambda _: None
+)
+FORECAST_UNAVAILABLE = Metric(
+    "forecast_unavailable",
+    "gauge",
+    (*ENGINE_LABELS, "reason"),
+    "1 while there is no forecast; the label has the reason.",
+)
 SAMPLE_AGE = Metric(
     "sample_age_seconds",
     "gauge",
@@ -456,6 +482,11 @@ CATALOGUE: tuple[Metric, ...] = (
     WAITING_BY_REASON,
     BINDING_LIMIT,
     ENGINE_STATE,
+    FORECAST_PREEMPTION_PROBABILITY,
+    *FORECAST_EXHAUSTION,
+    FORECAST_PEAK_BLOCKS,
+    PREFILL_BACKLOG,
+    FORECAST_UNAVAILABLE,
     SAMPLE_AGE,
     SOURCE_UP,
     SOURCE_FAILURES,

@@ -337,6 +337,8 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.WAITING_BY_REASON: _waiting,
     m.BINDING_LIMIT: _binding_limit,
     m.ENGINE_STATE: _states,
+    m.FORECAST_PREEMPTION_PROBABILITY: lambda _: iter(()),
+    m.FORECAST_UNAVAILABLE: lambda _: iter(()),
     m.PREFIX_CACHE_HIT_RATIO: _hit_ratios("local"),
     m.EXTERNAL_PREFIX_CACHE_HIT_RATIO: _hit_ratios("external"),
     m.OBSERVED_POOL_BASIS: _pool_basis,
