@@ -44,7 +44,6 @@ def time_series(
     decimals: int | None = None,
     lowest: float | None = 0,
     highest: float | None = None,
-    limit: float | None = None,
     calcs: tuple[str, str] = ("lastNotNull", "max"),
     first: Literal["highest", "lowest", "as asked"] = "highest",
     custom: Json | None = None,
@@ -56,7 +55,6 @@ def time_series(
     Args:
         when_empty: what stands in the panel when the queries have no series.
         lowest, highest: fixed ends of the y axis.
-        limit: a threshold, drawn as a dashed line of its own.
         calcs: the columns of the table.
         first: which line the table begins with, by its first column.
         custom: how lines are drawn, where it differs from the plain line.
@@ -66,11 +64,9 @@ def time_series(
         "color": {"mode": "palette-classic"},
         "custom": {**_PLAIN_LINE, **(custom or {})},
         "noValue": when_empty,
-        "thresholds": {"mode": "absolute", "steps": _steps(limit)},
+        "thresholds": {"mode": "absolute", "steps": [{"color": "green", "value": None}]},
         "unit": unit,
     }
-    if limit is not None:
-        defaults["custom"]["thresholdsStyle"] = {"mode": "dashed"}
     for key, value in (("decimals", decimals), ("min", lowest), ("max", highest)):
         if value is not None:
             defaults[key] = value
@@ -108,13 +104,6 @@ _PLAIN_LINE: Json = {
     # Numbers that the exporter withheld are a gap, not a line between what was known before and after.
     "spanNulls": False,
 }
-
-
-def _steps(limit: float | None) -> list[Json]:
-    steps: list[Json] = [{"color": "green", "value": None}]
-    if limit is not None:
-        steps.append({"color": "orange", "value": limit})
-    return steps
 
 
 def datasource_variable() -> Json:

@@ -13,7 +13,6 @@ from dashboards.grafana import (
     query,
     time_series,
 )
-from dashboards.thresholds import KV_POOL_NEARLY_EXHAUSTED_RATIO
 from kvheadroom.outputs import metric_catalogue as catalogue
 
 UID = "kvheadroom-overview"
@@ -118,13 +117,12 @@ def _kv_usage(panel_id: int) -> Json:
         description=f"""Share of the KV blocks that running requests hold ({usage.full_name}). \
 Cached prefixes that nobody uses count as free.
 
-The dashed line at {KV_POOL_NEARLY_EXHAUSTED_RATIO:.0%} is the limit of the alert KvPoolNearlyExhausted. \
-A line that stays above it: vLLM is about to preempt; follow the alert's runbook. \
-Each value is the low point of one engine step, so the pool can be full without a 100% here.""",
+A line near the top: new requests wait, and running ones that grow get preempted. A low line is no proof of room: a pool can \
+fill within seconds, and each value is the low point of one engine step. The alerts go by more than this; \
+docs/alerts.md lists them.""",
         queries=[query("A", promql.kv_usage(), ENGINE)],
         unit="percentunit",
         highest=1,
-        limit=KV_POOL_NEARLY_EXHAUSTED_RATIO,
         when_empty="KV usage not reported",
         place=_place(panel_id),
     )

@@ -1,4 +1,4 @@
-"""Writes the reference pages from the code: docs/metrics.md, docs/command-line.md and docs/gpus.md.
+"""Writes the reference pages from the code: docs/metrics.md, docs/alerts.md, docs/command-line.md and docs/gpus.md.
 
 `python docs/reference.py` writes them, `--check` tells whether the committed ones are current.
 """
@@ -30,6 +30,48 @@ def metrics_page() -> str:
     lines += [
         f"| `{metric.full_name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.help} |"
         for metric in CATALOGUE
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def alerts_page() -> str:
+    """Every alert and recording rule, from the rules; when an alert fires, from the first lines of its runbook."""
+    import yaml
+
+    rules, runbooks = DOCS.parent / "dashboards" / "rules", DOCS.parent / "dashboards" / "runbooks"
+    alerts = yaml.safe_load((rules / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
+    recording = yaml.safe_load((rules / "recording.yaml").read_text(encoding="utf-8"))["groups"]
+    lines = [
+        "# Alerts and recording rules",
+        "",
+        "Made from `dashboards/rules` and `dashboards/runbooks` by `make golden`. All thresholds are in the rules.",
+        "",
+        "critical pages somebody now, warning is for today, info is for dashboards. Each alert leads to its runbook, which the daemon",
+        "serves: `http://DAEMON/runbooks/NAME`. How to load the rules is in the README, why they are as they are in",
+        "[decisions/0017-alerts.md](decisions/0017-alerts.md).",
+    ]
+    for group in alerts:
+        lines += ["", f"## {group['name']}", "", "| alert | severity | when |", "| --- | --- | --- |"]
+        for rule in group["rules"]:
+            name = rule["alert"]
+            runbook = (runbooks / f"{name}.md").read_text(encoding="utf-8")
+            when = " ".join(runbook.partition("## Meaning\n\n")[2].partition("\n\n")[0].split())
+            lines.append(
+                f"| [{name}](../dashboards/runbooks/{name}.md) | {rule['labels']['severity']} | {when} |"
+            )
+    lines += [
+        "",
+        "## Recording rules",
+        "",
+        "For dashboards and service levels; no alert needs them. Two daemons on one engine count once.",
+        "",
+        "| metric | expression |",
+        "| --- | --- |",
+    ]
+    lines += [
+        f"| `{rule['record']}` | `{' '.join(rule['expr'].split())}` |"
+        for group in recording
+        for rule in group["rules"]
     ]
     return "\n".join(lines) + "\n"
 
@@ -101,7 +143,12 @@ def gpus_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"metrics.md": metrics_page, "command-line.md": command_page, "gpus.md": gpus_page}
+PAGES = {
+    "metrics.md": metrics_page,
+    "alerts.md": alerts_page,
+    "command-line.md": command_page,
+    "gpus.md": gpus_page,
+}
 
 
 def main() -> int:

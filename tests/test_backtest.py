@@ -55,7 +55,7 @@ def test_people_get_a_table_and_standard_error_the_progress(prometheus2: Binarie
     answer = backtest("--recording", RECORDINGS / "steady.jsonl.gz", "--promtool", prometheus2.promtool)
     assert answer.returncode == 0
     assert "  0 preemptions (0 events) in 0 episodes\n" in answer.stdout
-    assert "  alert KvPoolNearlyExhausted  " in answer.stdout
+    assert "  alert KvHeadroomWorkingSetExceedsPool  " in answer.stdout
     assert (
         answer.stderr
         == "kvheadroom: steady: 300 pages\nkvheadroom: steady: promtool evaluates 1 of 1 alerts\n"
@@ -94,7 +94,7 @@ def test_without_promtool_all_but_the_alerts_are_scored_and_it_ends_with_1(tmp_p
     assert answer.returncode == 1
     [one] = json.loads(answer.stdout)["recordings"]
     [alert] = [signal for signal in one["signals"] if not signal["evaluated"]]
-    assert (alert["name"], alert["kind"]) == ("KvPoolNearlyExhausted", "alert")
+    assert (alert["name"], alert["kind"]) == ("KvHeadroomWorkingSetExceedsPool", "alert")
     assert alert["reason"].startswith("promtool is not on the PATH; ")
     assert len(one["signals"]) == 12
 

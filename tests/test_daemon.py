@@ -75,7 +75,7 @@ def test_one_target_is_enough() -> None:
             ("/-/healthy", "healthy"),
             ("/-/ready", "ready"),
             ("/api/v1/status", '"replicas"'),
-            ("/runbooks/KvPoolNearlyExhausted", "Mitigation"),
+            ("/runbooks/KvHeadroomTargetDown", "Mitigation"),
         ):
             answer = serve.get(path)
             assert (answer.status_code, word in answer.text) == (200, True), path

@@ -7,7 +7,6 @@ import pytest
 
 from dashboards import build, promql
 from dashboards.overview import overview
-from dashboards.thresholds import KV_POOL_NEARLY_EXHAUSTED_RATIO
 from tests.dashboards import expressions
 from tests.dashboards.expressions import EXPORTED, PROMETHEUS_LABELS, Json
 
@@ -138,24 +137,11 @@ def test_panels_neither_overlap_nor_leave_the_grid() -> None:
         taken |= cells
 
 
-def test_the_limit_of_the_alert_is_drawn_as_a_dashed_line_where_usage_is_shown() -> None:
-    limits = {
-        panel["title"]: (
-            [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]],
-            panel["fieldConfig"]["defaults"]["custom"].get("thresholdsStyle"),
-        )
-        for panel in PANELS
-    }
-    assert limits.pop("KV cache in use") == (
-        [None, KV_POOL_NEARLY_EXHAUSTED_RATIO],
-        {"mode": "dashed"},
-    )
-    assert set(map(str, limits.values())) == {str(([None], None))}
-
-
-def test_the_usage_panel_says_its_limit_in_words() -> None:
-    [description] = [panel["description"] for panel in PANELS if panel["title"] == "KV cache in use"]
-    assert f"The dashed line at {KV_POOL_NEARLY_EXHAUSTED_RATIO:.0%} is the limit" in description
+@each_panel
+def test_no_panel_has_a_threshold_for_those_live_in_the_rules_only(panel: Json) -> None:
+    defaults = panel["fieldConfig"]["defaults"]
+    assert [step["value"] for step in defaults["thresholds"]["steps"]] == [None]
+    assert "thresholdsStyle" not in defaults["custom"]
 
 
 def test_usage_is_drawn_on_the_whole_scale_from_empty_to_full() -> None:

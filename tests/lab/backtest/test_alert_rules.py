@@ -136,6 +136,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_the_packages_own_alerts_are_found() -> None:
-    rules = read_rules(own_rules())
-    assert "KvPoolNearlyExhausted" in [one.alert for one in rules.alerts]
+    rules = own_rules()
+    assert "KvHeadroomWorkingSetExceedsPool" in [one.alert for one in rules.alerts]
     assert all(one.why_not is None for one in rules.alerts)
+
+
+def test_of_the_packages_own_alerts_only_those_that_warn_of_preemptions_are_scored() -> None:
+    assert {"KvHeadroomTargetDown", "KvHeadroomPreempting"}.isdisjoint(
+        one.alert for one in own_rules().alerts
+    )

@@ -220,7 +220,7 @@ def test_rules_that_prometheus_does_not_understand_are_refused(promtool: Path, t
         OperatorError, match=r"--rules: .*r.yml: promtool refuses it: .*parse error: unexpected"
     ):
         check_rules(promtool, rules)
-    check_rules(promtool, read_rules(own_rules()))
+    check_rules(promtool, own_rules())
 
 
 # --- promtool itself ---

@@ -12,7 +12,9 @@ import yaml
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.strict_yaml import read_small_file
 
-OWN_RULES = "kvheadroom.rules.yml"
+OWN_RULES = "alerts.yaml"
+OWN_EARLY_WARNINGS = "kvheadroom-early-warnings"
+"""The group of the package's alerts that are meant to come before a preemption; the others are about other things."""
 MARK = "kvheadroom_backtest"
 """A label that says which alert of the file fires: names may be given twice."""
 _MADE_BY_PROMETHEUS = frozenset({"ALERTS", "ALERTS_FOR_STATE"})
@@ -93,14 +95,18 @@ class Rules:
         return groups
 
 
-def own_rules() -> Path:
-    """The package's own alerts, in an installed package and in a checkout."""
+def own_rules() -> Rules:
+    """The package's own early warnings, in an installed package and in a checkout."""
     packed = Path(str(resources.files("kvheadroom").joinpath("dashboards", "rules", OWN_RULES)))
-    return packed if packed.is_file() else Path(__file__).parents[4] / "dashboards" / "rules" / OWN_RULES
+    path = packed if packed.is_file() else Path(__file__).parents[4] / "dashboards" / "rules" / OWN_RULES
+    return read_rules(path, only_group=OWN_EARLY_WARNINGS)
 
 
-def read_rules(path: Path) -> Rules:
+def read_rules(path: Path, *, only_group: str | None = None) -> Rules:
     """Read a file of rules; whether Prometheus understands its expressions is for promtool to say.
+
+    Args:
+        only_group: the one group that is wanted, None for all.
 
     Raises:
         OperatorError: naming the file.
@@ -123,6 +129,7 @@ def read_rules(path: Path) -> Rules:
         raise OperatorError(
             f"--rules: {path}: is no file of Prometheus rules; it needs `groups:` with `rules:` in each"
         )
+    groups = [group for group in groups if only_group is None or group.get("name") == only_group]
     rules = [rule for group in groups for rule in group["rules"]]
     alerts = [rule for rule in rules if "alert" in rule]
     if not alerts:

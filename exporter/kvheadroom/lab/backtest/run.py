@@ -169,7 +169,7 @@ def _of_prometheus(order: PrometheusOrder, scoring: _Scoring) -> tuple[EngineRes
 
 def _rules(order: Order) -> tuple[Rules, Path | None]:
     """The rules, found to be in order, and the promtool that said so."""
-    rules = read_rules(own_rules() if order.rules is None else order.rules)
+    rules = own_rules() if order.rules is None else read_rules(order.rules)
     promtool = find_promtool(order.promtool)
     if promtool is not None:
         check_rules(promtool, rules)
