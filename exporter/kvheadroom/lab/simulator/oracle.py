@@ -40,9 +40,10 @@ def seconds_to_preemption(run: Run, at: float, horizon_seconds: float) -> float 
         at: now, unix seconds, as far as `run` has advanced.
     """
     if run.fits_at_full_length():
+        # Most pages are such: no need of a copy.
         return None
     alone, end, until = run.alone(), at + horizon_seconds, at
-    while until < end and not alone.is_idle:
+    while until < end and not alone.fits_at_full_length():
         until = min(until + _LOOK_SECONDS, end)
         alone.advance(until)
         if alone.preempted_at:

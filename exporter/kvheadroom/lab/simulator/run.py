@@ -88,11 +88,6 @@ class Run:
                     self.preempted_at.append(self._now)
                 self._step_ends_at = self._speed.step_end(self._now, self._step)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is here."""
-        return not self._scheduler.running and not self._scheduler.waiting
-
     def fits_at_full_length(self) -> bool:
         """Whether nothing can be preempted before something new arrives, however long the answers are."""
         return self._scheduler.fits_at_full_length()
