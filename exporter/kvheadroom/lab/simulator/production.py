@@ -4,7 +4,7 @@ It is fixed, so that what is scored on it can be compared: docs/simulator.md tel
 """
 
 import gzip
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -73,13 +73,19 @@ class Simulated:
 
 
 def simulate(
-    recording: Path, log: Path, workdays: Workdays = WORKDAYS, *, interval_seconds: float = 15.0
+    recording: Path,
+    log: Path,
+    workdays: Workdays = WORKDAYS,
+    *,
+    interval_seconds: float = 15.0,
+    watch: Callable[[Run, float], None] | None = None,
 ) -> Simulated:
     """Simulate the engine under these sessions, and write both files anew.
 
     Args:
         recording: takes a page each `interval_seconds`, as docs/recordings.md describes it.
         log: takes every request, as docs/simulator.md describes it; those of the last night to their end.
+        watch: is shown the run at every page, with its unix seconds.
     """
     ends_at = STARTS_AT + workdays.num_days * DAY_SECONDS
     sessions = WorkdayArrivals(workdays, starts_at=STARTS_AT, pool_tokens=POOL_TOKENS, speed=SPEED)
@@ -94,6 +100,8 @@ def simulate(
             at = STARTS_AT + index * interval_seconds
             run.advance(at)
             lines.append(encode({"i": index, "t": at, **changes.told(pages.text(run))}))
+            if watch is not None:
+                watch(run, at)
             if len(lines) > WHOLE_EVERY:
                 _write(recording_file, lines)
                 lines = []

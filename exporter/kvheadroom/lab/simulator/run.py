@@ -2,7 +2,8 @@
 
 import heapq
 import itertools
-from typing import Protocol
+from copy import copy, deepcopy
+from typing import NoReturn, Protocol
 
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.lab.simulator.engine import EngineSettings, Request, Told
@@ -44,6 +45,7 @@ class Run:
         told: the gauges, as of the end of the last step.
         meters: the counters and histograms.
         num_steps: so far.
+        preempted_at: when each step began that preempted something, in order.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Run:
         self.told = Told()
         self.meters = Meters(settings.max_model_len)
         self.num_steps = 0
+        self.preempted_at: list[float] = []
         self._settings = settings
         self._arrivals = arrivals
         self._speed = speed
@@ -81,7 +84,25 @@ class Run:
                 self._now = max(self._now, next_at)
             elif not self._decode_many(until):
                 self._step = scheduler.schedule()
+                if self._step.num_preempted:
+                    self.preempted_at.append(self._now)
                 self._step_ends_at = self._speed.step_end(self._now, self._step)
+
+    def fits_at_full_length(self) -> bool:
+        """Whether nothing can be preempted before something new arrives, however long the answers are."""
+        return self._scheduler.fits_at_full_length()
+
+    def alone(self) -> "Run":
+        """A copy of this run that goes on as if nothing new arrived, its counters begun anew; this one stays as it is."""
+        alone = Run(self._settings, _NothingNew(self._arrivals), copy(self._speed), starts_at=self._now)
+        leaving = [one for one in self._leaving if not one[2].has_ended]
+        heapq.heapify(leaving)
+        # One call, so that a request is the same one in the queues, in the step and among those that may leave.
+        alone._scheduler, alone._step, alone._leaving = deepcopy(
+            (self._scheduler, self._step, leaving), {id(self._settings): self._settings}
+        )
+        alone._step_ends_at, alone.told = self._step_ends_at, self.told
+        return alone
 
     def _take_arrivals(self) -> None:
         """What the engine's input queue holds before a step: new requests, and those whose clients went away."""
@@ -159,3 +180,19 @@ class Run:
             queries=scheduler.queries,
             hits=scheduler.hits,
         )
+
+
+class _NothingNew:
+    """No request comes; the clients of those that are here lose patience as they would."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self.leaves = arrivals.leaves
+
+    def next_at(self) -> float | None:
+        return None
+
+    def take(self) -> NoReturn:
+        raise AssertionError("nothing new arrives")
+
+    def ended(self, request: Request, at: float, *, left: bool) -> None:
+        """Nobody goes on."""

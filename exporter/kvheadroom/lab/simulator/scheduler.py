@@ -21,6 +21,7 @@ class Step:
         num_prefill_tokens: of prompts, and of what a preempted request had before.
         num_decodes: requests that compute one token.
         num_outputs: requests that get a token.
+        num_preempted: requests that gave up their blocks for it.
         num_told: preemptions that are told of at the end of this step.
     """
 
@@ -28,6 +29,7 @@ class Step:
     num_prefill_tokens: int
     num_decodes: int
     num_outputs: int
+    num_preempted: int
     num_told: int
 
 
@@ -82,7 +84,7 @@ class Scheduler:
             index += 1
         if not num_preempted:
             self._admit(scheduled, budget)
-        return _step(scheduled, num_told)
+        return _step(scheduled, num_preempted, num_told)
 
     def finish_step(self, step: Step) -> list[Request]:
         """Account for a step that is over; returns the requests that got a token."""
@@ -124,6 +126,15 @@ class Scheduler:
             else:
                 does_not = middle
         return fits
+
+    def fits_at_full_length(self) -> bool:
+        """Whether the pool has room for all that is here, each request at its end: then nothing is preempted before more comes."""
+        missing = sum(
+            self._blocks_of(request.num_prompt_tokens + request.output_end)
+            - (0 if request.holding is None else request.holding.num_blocks)
+            for request in (*self.running, *self.waiting)
+        )
+        return missing <= self.pool.num_free
 
     def decode(self, num_steps: int) -> None:
         """Do so many steps at once; each running request gets as many tokens."""
@@ -211,7 +222,7 @@ class Scheduler:
         self._is_blocked = False
 
 
-def _step(scheduled: list[tuple[Request, int]], num_told: int) -> Step:
+def _step(scheduled: list[tuple[Request, int]], num_preempted: int, num_told: int) -> Step:
     num_decodes = num_prefill_tokens = num_outputs = 0
     for request, num_new in scheduled:
         if num_new == 1:
@@ -219,4 +230,4 @@ def _step(scheduled: list[tuple[Request, int]], num_told: int) -> Step:
         else:
             num_prefill_tokens += num_new
         num_outputs += request.num_computed + num_new == request.num_tokens
-    return Step(scheduled, num_prefill_tokens, num_decodes, num_outputs, num_told)
+    return Step(scheduled, num_prefill_tokens, num_decodes, num_outputs, num_preempted, num_told)
