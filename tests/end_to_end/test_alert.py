@@ -69,7 +69,9 @@ class Story:
 
     def warning(self) -> Notice:
         """The first one."""
-        return next(notice for notice in self.exhaustion() if notice.status == "firing")
+        firing = [notice for notice in self.exhaustion() if notice.status == "firing"]
+        assert firing, "no alert has fired"
+        return firing[0]
 
     def told(self, name: str, at: float) -> dict[str, float]:
         """The engine's samples of a metric as the rules saw them at that evaluation, by the label `limit` if they have one."""
