@@ -4,7 +4,8 @@
 set -euo pipefail
 
 # command -> package that has it
-declare -A wanted=([prometheus]=prometheus [promtool]=prometheus [openssl]=openssl [gcc]="gcc libc6-dev")
+declare -A wanted=([prometheus]=prometheus [promtool]=prometheus [prometheus-alertmanager]=prometheus-alertmanager
+  [openssl]=openssl [gcc]="gcc libc6-dev")
 for argument in "$@"; do
   case $argument in
     --lab) wanted[chromium]=chromium ;;
@@ -31,7 +32,7 @@ mapfile -t packages < <(missing_packages)
 command -v apt-get >/dev/null || cannot "no apt-get here"
 [ "$(id -u)" -eq 0 ] || cannot "not root"
 
-# The tests start their own Prometheus; the package must not leave a service running. Debian's way to say so is a
+# The tests start their own Prometheus and Alertmanager; the packages must not leave a service running. Debian's way to say so is a
 # policy file. Where the machine has one of its own, that one stays in charge.
 policy=/usr/sbin/policy-rc.d
 log=$(mktemp)

@@ -135,6 +135,9 @@ def http_server(
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 answer(self)
 
+        def do_POST(self) -> None:
+            self.do_GET()
+
         def log_message(self, *_: object) -> None:
             pass
 

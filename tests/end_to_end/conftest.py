@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import unavailable
+from tests.end_to_end.alertmanager_server import AlertmanagerUnavailableError, find_alertmanager
 from tests.end_to_end.tiny_model import write_model
 from tests.end_to_end.vllm_environment import VllmUnavailableError, ensure_vllm
 from tests.end_to_end.vllm_server import VllmServer
@@ -67,6 +68,14 @@ def vllm_python(progress: Progress) -> Path:
     try:
         return ensure_vllm(progress)
     except VllmUnavailableError as reason:
+        unavailable(str(reason))
+
+
+@pytest.fixture(scope="session")
+def alertmanager() -> Path:
+    try:
+        return find_alertmanager()
+    except AlertmanagerUnavailableError as reason:
         unavailable(str(reason))
 
 

@@ -1,4 +1,4 @@
-"""Load for a vLLM under test: closed-loop clients, exact lengths, bounded in count and time."""
+"""Load for a vLLM under test: closed-loop clients, all at once or one by one, exact lengths, bounded in count and time."""
 
 import asyncio
 import random
@@ -20,6 +20,7 @@ class Shape:
     prompt_tokens: int
     output_tokens: int
     pause_seconds: float = 0.0
+    join_every_seconds: float = 0.0  # a ramp: each client begins so long after the one before it
     max_requests: int = 10_000
     deadline_seconds: float = 120.0
     prompt_seed: int = (
@@ -94,7 +95,12 @@ class _Load:
         # A connection for each request: one that is kept may be closed by vLLM (after 5 s) just as a starved client uses it.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            clients = [asyncio.create_task(self._client(session)) for _ in range(self._shape.clients)]
+            clients = [
+                asyncio.create_task(
+                    self._client(session, begins_after=place * self._shape.join_every_seconds)
+                )
+                for place in range(self._shape.clients)
+            ]
             try:
                 while not self.report.reached and time.monotonic() < deadline:
                     # Looked at before asking, so that what the last request brought about still counts.
@@ -113,7 +119,8 @@ class _Load:
                 raise outcome
         return self.report
 
-    async def _client(self, session: aiohttp.ClientSession) -> None:
+    async def _client(self, session: aiohttp.ClientSession, begins_after: float) -> None:
+        await asyncio.sleep(begins_after)
         while self.report.sent < self._shape.max_requests:
             self.report.sent += 1
             try:

@@ -88,7 +88,8 @@ class PrometheusServer:
     """Use as a context manager, or call start() and stop(). Its data go with it.
 
     `scrape_configs` are the entries of Prometheus's `scrape_configs`; scrape and evaluation interval are
-    `interval_seconds` unless an entry says otherwise. `blocks` is a folder of history that it begins with.
+    `interval_seconds` unless an entry says otherwise. `alertmanagers` are hosts with ports. `blocks` is a
+    folder of history that it begins with.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class PrometheusServer:
         scrape_configs: Sequence[Mapping[str, Any]],
         *,
         rule_files: Sequence[Path] = (),
+        alertmanagers: Sequence[str] = (),
         interval_seconds: float = 1.0,
         more_config: Mapping[str, Any] | None = None,
         blocks: Path | None = None,
@@ -112,6 +114,7 @@ class PrometheusServer:
             },
             "scrape_configs": list(scrape_configs),
             "rule_files": [str(path.resolve()) for path in rule_files],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]},
             **(more_config or {}),
         }
         self._port = 0

@@ -1,12 +1,17 @@
 """What the other end-to-end tests stand on: the real vLLM, load, both generations of Prometheus."""
 
+import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import requests
 
+from tests.daemon import wait_for
+from tests.doubles.http_server import http_server, text_answer
+from tests.end_to_end.alertmanager_server import alertmanager_server, webhook
 from tests.end_to_end.load import Shape, run_to_the_end, run_until, steady_load
 from tests.end_to_end.prometheus_server import Binaries, PrometheusServer, generation_of
 from tests.end_to_end.server_process import ServerProcess, ServerStartError
@@ -103,6 +108,46 @@ def test_prometheus_scrapes_the_server(tiny_gqa_server: VllmServer, each_prometh
         at = float(info["value"][0])
         (history,) = prometheus.query_range("up", at - 5, at, 1)
         assert history["values"][-1][1] == "1"
+
+
+def test_an_alert_and_its_end_reach_the_webhook_within_seconds(
+    prometheus2: Binaries, alertmanager: Path, tmp_path: Path
+) -> None:
+    rules = tmp_path / "rules.yaml"
+    rule = {"alert": "Raised", "expr": "flag > 0", "annotations": {"summary": "{{ $value }}"}}
+    rules.write_text(json.dumps({"groups": [{"name": "one", "rules": [rule]}]}))
+    answers = {"/metrics": text_answer("flag 0\n")}
+    with (
+        http_server(answers) as (target, _),
+        webhook() as (url, notices),
+        alertmanager_server(alertmanager, tmp_path, url) as notified,
+        PrometheusServer(
+            prometheus2,
+            [
+                {
+                    "job_name": "flag",
+                    "static_configs": [{"targets": [target.removeprefix("http://")]}],
+                }
+            ],
+            rule_files=[rules],
+            alertmanagers=[notified],
+        ) as prometheus,
+    ):
+        prometheus.wait_for("flag == 0")
+        assert notices == []
+        raised_at = time.time()
+        answers["/metrics"] = text_answer("flag 3\n")
+        wait_for(lambda: len(notices) == 1, "the alert")
+        answers["/metrics"] = text_answer("flag 0\n")
+        wait_for(lambda: len(notices) == 2, "its end")
+    assert [(notice.name, notice.status) for notice in notices] == [
+        ("Raised", "firing"),
+        ("Raised", "resolved"),
+    ]
+    assert {notice.annotations["summary"] for notice in notices} == {"3"}
+    assert raised_at < notices[0].starts_at < notices[0].arrived_at < notices[1].arrived_at
+    # A scrape and an evaluation a second, each way, on a busy machine.
+    assert notices[1].arrived_at - raised_at < 12
 
 
 def test_the_two_prometheus_are_of_two_generations(prometheus2: Binaries, prometheus3: Binaries) -> None:

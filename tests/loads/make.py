@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gzip
-import os
 import signal
 import subprocess
 import time
@@ -24,8 +23,6 @@ from tests.loads.scenarios import COMMON_FLAGS, INTERVAL_SECONDS, SEED, Scenario
 
 QUIET_SECONDS = 3.0
 """Recorded before the first request and after the last answer."""
-NICER = 5
-"""Added to vLLM's niceness: a log that waits for a core tells when it got one, not when a token came."""
 
 
 def flags_of(scenario: Scenario) -> Mapping[str, str | int | bool]:
@@ -38,7 +35,7 @@ def make(scenario: Scenario, python: Path, folder: Path, progress: Callable[[str
     raw = folder / "raw.jsonl.gz"
     model = write_model(folder / scenario.model, scenario.model)
     with VllmServer(python, model, flags_of(scenario), folder / "vllm.log", progress=progress) as server:
-        os.setpriority(os.PRIO_PGRP, server.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICER)
+        server.give_way()
         client = Client(
             server.base_url, seed=SEED, seconds=scenario.seconds, max_model_len=scenario.max_model_len
         )
