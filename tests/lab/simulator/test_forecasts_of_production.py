@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvheadroom.lab.backtest.alert_rules import own_rules, read_rules
+from kvheadroom.lab.backtest.alert_rules import own_rules
 from kvheadroom.lab.backtest.baselines import baselines
 from kvheadroom.lab.backtest.daemon_run import run_recording
 from kvheadroom.lab.backtest.events import PRODUCTION, EngineSample, Stretch
@@ -35,7 +35,7 @@ def test_what_warns_on_the_production_workload_beside_the_oracle(tmp_path: Path)
         watch=oracle.watch,
     )
     assert (told.num_pages, told.num_requests) == (80_640, 106_773), "being asked changed nothing"
-    rules = read_rules(own_rules())
+    rules = own_rules()
     history = run_recording(
         read_recording(tmp_path / "production.jsonl.gz"),
         "production",
