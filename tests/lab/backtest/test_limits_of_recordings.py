@@ -136,13 +136,22 @@ def test_in_every_burst_the_pool_is_told_to_bind_within_a_second_of_the_first_pr
         assert any("kv_pool" in told for told in ticks[int(start) - 3 : int(start) + 2])
 
 
-def test_the_only_state_of_all_recordings_is_the_working_set_of_the_chat_ramp(watched: Watched) -> None:
+def test_beside_preemptions_the_only_state_of_all_recordings_is_the_working_set_of_the_chat_ramp(
+    watched: Watched,
+) -> None:
     states = {
         (name, series.label("state")): [tick for tick, value in enumerate(values) if value]
         for name in (*(f"public_{one}" for one in PUBLIC), *LOADS)
         for series, values in watched.history(name).series.items()
         if series.name == STATES
     }
+    preempting = {name: ticks for (name, state), ticks in states.items() if state == "preempting"}
+    states = {key: ticks for key, ticks in states.items() if key[1] != "preempting"}
+    # As long as the last of them is not 15 s ago, at every tick at which it was seen.
+    assert preempting.keys() == {
+        name for name in (*(f"public_{one}" for one in PUBLIC), *LOADS) if events(watched.history(name))
+    }
+    assert preempting["public_burst"] == [*range(21, 46), *range(67, 95), *range(112, 136)]
     # The hit rate falls, and 18.5 s later the first request is preempted: from then on it is no more the one without the other.
     assert states == {("public_chat", "working_set_exceeds_pool"): list(range(103, 122))}
     assert events(watched.history("public_chat"))[0] == pytest.approx(121.5, abs=0.1)

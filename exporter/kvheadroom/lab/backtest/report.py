@@ -130,10 +130,25 @@ def _engine_table(result: EngineResult) -> Iterator[str]:
         yield f"  Brier of always saying the base rate ({rate:.3f}): {rate * (1 - rate):.3f}"
     for signal in result.signals:
         if signal.kind == FORECAST:
+            yield from _against_rules(signal, result.signals)
             yield from _reliability_lines(signal)
     for signal in result.signals:
         if signal.score is None:
             yield f"  {signal.kind} {signal.name}: not evaluated, {signal.why_not}"
+
+
+def _against_rules(forecast: SignalResult, signals: Sequence[SignalResult]) -> Iterator[str]:
+    """The Brier score of a forecast beside that of the best simple rule, at the forecast's horizon."""
+    for horizon, judged in forecast.judged.items():
+        own = brier(judged)
+        rules = [
+            (score, signal.name)
+            for signal in signals
+            if signal.kind == BASELINE and (score := brier(signal.judged.get(horizon, ()))) is not None
+        ]
+        if own is not None and rules:
+            best, name = min(rules)
+            yield f"  {forecast.name}: Brier {own:.3f}; of the simple rules, taken as 0 or 1, the best has {best:.3f} ({name})"
 
 
 def _reliability_lines(signal: SignalResult) -> Iterator[str]:

@@ -127,18 +127,19 @@ def _score_engine(
     events = tuple(rise.dated_at for rise in rises)
     episodes = find_episodes(events, scale.episode_gap_seconds)
 
+    told = tuple(forecasts(history, engine, scale))
+    # What only fires is judged at the horizon of its alarms, and at those of the forecasts, to compare.
+    forecast_horizons = (one.horizon_seconds for one in told if one.horizon_seconds is not None)
+    horizons = tuple(dict.fromkeys((scale.horizon_seconds, *sorted(forecast_horizons))))
+
     def scored(
-        name: str, kind: str, firing: Firing, horizon_seconds: float | None, probabilities: Values
+        name: str, kind: str, firing: Firing, horizons: Sequence[float], probabilities: Values
     ) -> SignalResult:
         if all(fires is None for fires in firing):
             why_not = "the engine did not tell at any tick what it needs"
             return SignalResult(name=name, kind=kind, score=None, why_not=why_not, judged={})
         ticks = [(tick * every_seconds, value) for tick, value in enumerate(probabilities)]
-        judged = (
-            {}
-            if horizon_seconds is None
-            else {horizon_seconds: judge(ticks, events, horizon_seconds, engine.stretches)}
-        )
+        judged = {horizon: judge(ticks, events, horizon, engine.stretches) for horizon in horizons}
         figures = score(
             firing, episodes, every_seconds=every_seconds, scale=scale, stretches=engine.stretches
         )
@@ -152,13 +153,13 @@ def _score_engine(
                 SignalResult(name=alert.name, kind=ALERT, score=None, why_not=alert.why_not, judged={})
             )
         else:
-            signals.append(scored(alert.name, ALERT, firing, scale.horizon_seconds, _as_said(firing)))
-    for forecast in forecasts(history, engine, scale):
-        told = forecast.horizon_seconds, forecast.probabilities
-        signals.append(scored(forecast.name, FORECAST, forecast.firing, *told))
+            signals.append(scored(alert.name, ALERT, firing, horizons, _as_said(firing)))
+    for one in told:
+        own = () if one.horizon_seconds is None else (one.horizon_seconds,)
+        signals.append(scored(one.name, FORECAST, one.firing, own, one.probabilities))
     for rule in baselines(scale):
         firing = rule.firing(engine.ticks, every_seconds)
-        signals.append(scored(rule.name, BASELINE, firing, scale.horizon_seconds, _as_said(firing)))
+        signals.append(scored(rule.name, BASELINE, firing, horizons, _as_said(firing)))
     return replace(
         result,
         episodes=episodes,
