@@ -11,11 +11,12 @@ Two questions, one after the other; docs/forecast.md derives both and tells what
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
-from operator import mul
+from itertools import accumulate, pairwise
+from operator import mul, sub
 
 from kvheadroom.capacity.binding_limit import Admission, BindingLimit, Limit, queue_at
 from kvheadroom.capacity.history import Growth, PastFigures
@@ -28,6 +29,7 @@ LEAST_WATCHED_SECONDS = 30.0
 """Of a load that has just begun no trend is known; a queue tells more, and does not wait for it."""
 _AHEAD = (0, 1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600)
 """Seconds ahead at which p(t) is computed; straight lines between."""
+_LENGTHS = tuple(end - begin for begin, end in pairwise(_AHEAD))
 _TREND_SHARE = 0.25
 """A trend is believed to go on for about so much of the time that it has been seen for."""
 _LEAST_SCATTER = 0.03
@@ -36,6 +38,8 @@ _SHORTEST_STAY, _USUAL_STAY, _LONGEST_STAY = 2.0, 15.0, 60.0
 """Seconds in which demand returns to its trend; the usual one where nothing has finished yet."""
 _LEAST_TREND_SECONDS = 10.0
 _EARLIEST, _MEDIAN, _LATEST = 0.1, 0.5, 0.9
+_MOST_POINTS = 60
+"""Of five minutes: more scrapes tell hardly more, and cost CPU at every tick."""
 _AT_ONCE = 1e-3
 """Of the pool: what demand is now is known to so much."""
 _SQRT_2 = math.sqrt(2.0)
@@ -150,9 +154,10 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
         running=running,
     )
     chances = _without_room(now, load, for_blocks=for_blocks)
+    areas = _areas(chances)
     median, earliest, latest = (_reached(chances, ratio) for ratio in (_MEDIAN, _EARLIEST, _LATEST))
     return Forecast(
-        probabilities={name: _probability(load, chances, seconds) for name, seconds in HORIZONS.items()},
+        probabilities={name: _probability(load, areas, seconds) for name, seconds in HORIZONS.items()},
         exhaustion_seconds=median,
         earliest_seconds=earliest,
         latest_seconds=latest,
@@ -193,21 +198,22 @@ def _without_room(now: Admission, load: _Load, *, for_blocks: bool) -> list[floa
         for_blocks: whether what waits, waits for blocks.
     """
     need, at = load.need / load.usable, now.now.taken_at
-    rows = _told(now.course)
+    seen_before = _course(now.course)
     before = 0.0
     if now.recent.previous is not None:
         before = queue_at(now.recent.previous) or 0.0
     demand = _demand(load.used / load.usable, load.queue, load.queue - before, need)
     level, trend, scatter, stay, seen = demand, 0.0, 0.0, _USUAL_STAY, 0.0
-    if rows:
-        times, usages, queues, runnings = zip(*rows, strict=True)
+    if seen_before is not None:
+        times, usages, queues, new, runnings = seen_before
         seen = at - times[0]
         if load.finished is not None:
             # Little's law: so many run, and so many end a second.
             stay = min(max(sum(runnings) / len(runnings) / load.finished, _SHORTEST_STAY), _LONGEST_STAY)
         if seen >= _LEAST_TREND_SECONDS:
-            demands = _demands(usages, queues, need) if for_blocks else usages
-            level, trend, scatter = _line(times, demands, at)
+            if for_blocks and any(queues):
+                usages = [_demand(*told, need) for told in zip(usages, queues, new, strict=True)]
+            level, trend, scatter = _line(times, usages, at)
     scatter = math.hypot(scatter, _LEAST_SCATTER)
     goes_on = max(_TREND_SHARE * seen, _LEAST_TREND_SECONDS * _TREND_SHARE)
     limit = 1.0 - need
@@ -220,22 +226,32 @@ def _without_room(now: Admission, load: _Load, *, for_blocks: bool) -> list[floa
     return chances
 
 
-def _told(course: PastFigures) -> list[tuple[float, float, float, float]]:
-    """(unix seconds, usage, queue, running) of the scrapes that tell all of it."""
+def _course(course: PastFigures) -> "tuple[Sequence[float], ...] | None":
+    """(unix seconds, usage, queue, what the queue grew by since the scrape before, running) of up to _MOST_POINTS scrapes.
+
+    Evenly spaced, up to the newest; None where none tells all of it.
+    """
+    number = len(course.times)
+    step = max(1, -(-number // _MOST_POINTS))
+    first = (number - 1) % step if number else 0
     waiting = course.of("requests_waiting_capacity")
-    if waiting and math.isnan(waiting[-1]):
+    if number and math.isnan(waiting[-1]):
         waiting = course.of("requests_waiting")
-    rows = zip(course.times, course.of("kv_usage_ratio"), waiting, course.of("requests_running"), strict=True)
-    # The sum is not a number where one of them is none.
-    return [row for row in rows if not math.isnan(row[1] + row[2] + row[3])]
-
-
-def _demands(usages: Sequence[float], queues: Sequence[float], need: float) -> Sequence[float]:
-    """As _demand, of each scrape."""
-    if not any(queues):
-        return usages
-    grown = [0.0, *(later - earlier for earlier, later in pairwise(queues))]
-    return [_demand(usage, queue, new, need) for usage, queue, new in zip(usages, queues, grown, strict=True)]
+    queues = waiting[first::step]
+    # The very first scrape has none before it.
+    earlier = waiting[first - 1 : -1 : step] if first else [*waiting[:1], *waiting[step - 1 : -1 : step]]
+    columns = (
+        course.times[first::step],
+        course.of("kv_usage_ratio")[first::step],
+        queues,
+        list(map(sub, queues, earlier)),
+        course.of("requests_running")[first::step],
+    )
+    if math.isnan(sum(map(sum, columns))):
+        # The sum is not a number where one of them is none.
+        rows = [row for row in zip(*columns, strict=True) if not math.isnan(sum(row))]
+        columns = tuple(zip(*rows, strict=True))  # type: ignore[assignment]
+    return columns if columns and columns[0] else None
 
 
 def _demand(usage: float, queue: float, new: float, need: float) -> float:
@@ -263,7 +279,7 @@ def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[f
     return mean - slope * mean_age, slope, math.sqrt(max(0.0, variance))
 
 
-def _probability(load: _Load, chances: Sequence[float], seconds: float) -> float:
+def _probability(load: _Load, areas: Sequence[float], seconds: float) -> float:
     """Of a preemption within so many seconds.
 
     Where the next one does not fit already, the free blocks are known: they are eaten up before anything finishes with a
@@ -278,30 +294,35 @@ def _probability(load: _Load, chances: Sequence[float], seconds: float) -> float
         begins = min(seconds, 1.0 / finished if finished else _USUAL_STAY)
         if load.free / load.growth < seconds:
             first = math.exp(-finished * load.free / load.growth)
-    expected = load.growth / load.need * (_area(chances, seconds) - _area(chances, begins))
+    expected = load.growth / load.need * (_area(areas, seconds) - _area(areas, begins))
     return 1.0 - (1.0 - first) / (1.0 + expected)
 
 
-def _area(chances: Sequence[float], until: float) -> float:
-    """Seconds of the time from now on in which the next one would not fit, to be expected."""
-    area = 0.0
-    for (begin, end), (one, other) in zip(pairwise(_AHEAD), pairwise(chances), strict=True):
-        if until <= begin:
-            break
-        length = min(until, end) - begin
-        # The straight line between both, up to where it is cut.
-        area += length * (one + (other - one) * length / (end - begin) / 2.0)
-    return area
+def _areas(chances: Sequence[float]) -> list[float]:
+    """Seconds without room to be expected from now to each of _AHEAD: the area under p(t)."""
+    steps = [
+        length * (one + other) / 2.0
+        for length, one, other in zip(_LENGTHS, chances, chances[1:], strict=False)
+    ]
+    return list(accumulate(steps, initial=0.0))
+
+
+def _area(areas: Sequence[float], until: float) -> float:
+    """The same to any instant."""
+    place = bisect_left(_AHEAD, until)
+    if _AHEAD[place] == until:
+        return areas[place]
+    share = (until - _AHEAD[place - 1]) / _LENGTHS[place - 1]
+    return areas[place - 1] + share * (areas[place] - areas[place - 1])
 
 
 def _reached(chances: Sequence[float], ratio: float) -> float | None:
     """Seconds until p(t) is so much; None where it does not come to it."""
-    if chances[0] >= ratio:
-        return 0.0
-    for (begin, end), (one, other) in zip(pairwise(_AHEAD), pairwise(chances), strict=True):
-        if other >= ratio:
-            return begin + (end - begin) * (ratio - one) / (other - one)
-    return None
+    place = next((place for place, chance in enumerate(chances) if chance >= ratio), None)
+    if not place:
+        return None if place is None else 0.0
+    one, other = chances[place - 1], chances[place]
+    return _AHEAD[place - 1] + _LENGTHS[place - 1] * (ratio - one) / (other - one)
 
 
 def _peak_blocks(load: _Load, lately: Growth, tokens_per_block: float) -> float | None:
