@@ -93,9 +93,9 @@ def prometheus(fleet: Fleet, *, filters: bool) -> PrometheusServer:
 
 
 @contextlib.contextmanager
-def fetching(fleet: Fleet) -> Iterator["subprocess.Popen[bytes]"]:
-    """Our fetching and parsing alone, in a process of its own."""
-    arguments = [str(fleet.port), str(COMPARED_TARGETS), str(INTERVAL_SECONDS)]
+def fetching(fleet: Fleet, *more: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Our fetching and parsing alone, or up to the forecast, in a process of its own."""
+    arguments = [str(fleet.port), str(COMPARED_TARGETS), str(INTERVAL_SECONDS), *more]
     process = subprocess.Popen([sys.executable, "-m", "tests.bench.fetch_fleet", *arguments])
     try:
         yield process
@@ -111,8 +111,14 @@ def compare(*, filters: bool) -> None:
         prometheus(targets, filters=filters) as peer,
         watching(targets, COMPARED_TARGETS) as serve,
         fetching(targets) as fetch,
+        fetching(targets, "forecast") as forecast,
     ):
-        pids = {"prometheus": peer.pid, "kvheadroom": serve.pid, "fetch": fetch.pid}
+        pids = {
+            "prometheus": peer.pid,
+            "kvheadroom": serve.pid,
+            "fetch": fetch.pid,
+            "forecast": forecast.pid,
+        }
 
         def so_far() -> dict[str, tuple[int, float]]:
             scrapes = targets.asked()["scrapes"]
@@ -131,6 +137,7 @@ def compare(*, filters: bool) -> None:
         f"{'wanted samples alone' if filters else 'whole pages'}, {COMPARED_TARGETS} targets every {INTERVAL_SECONDS} s "
         f"({up} read, Prometheus keeps {kept:.0f} series), CPU for one target-scrape: "
         f"Prometheus {statistics.median(each['prometheus']) * 1e6:.0f} us; {_told('fetch and parse', 'fetch', each)}; "
+        f"{_told('with history, states and forecast', 'forecast', each)}; "
         f"{_told('the whole daemon', 'kvheadroom', each)}",
         flush=True,
     )

@@ -123,8 +123,9 @@ class Target(asyncio.Protocol):
             .decode()
             .lower()
         )
-        if b"\r\nX-Only: fetch\r\n" in request:
-            agent = "fetch"
+        only = request.partition(b"\r\nX-Only: ")[2].partition(b"\r\n")[0]
+        if only:
+            agent = only.decode()
         if self._timed and path.startswith("/metrics"):
             self._fleet.arrivals[self._host].append(time.monotonic())
         if self._host in self._fleet.hanging:
