@@ -161,7 +161,7 @@ WORDS = {"1m": "minute", "1h": "hour", "1d": "day"}
 
 @each_alert
 def test_the_limits_in_words_are_the_limits_in_numbers(alert: str) -> None:
-    rule, meaning = ALERTS[alert], _section(alert, "Meaning")
+    rule, meaning = ALERTS[alert], " ".join(_section(alert, "Meaning").split())
     description = rule["annotations"]["description"]
     held = [rule["for"]] if "for" in rule else []
     for duration in held:
