@@ -102,7 +102,7 @@ def test_where_there_is_no_forecast_nothing_is_told_but_the_reason(
     timeline: Timeline, seconds: float, why: NoForecast
 ) -> None:
     forecast = told(timeline, seconds=seconds)
-    assert forecast == Forecast(why=forecast.why, unavailable=why)
+    assert forecast == Forecast(unavailable=why, why_unavailable=forecast.why)
     assert forecast.why
 
 

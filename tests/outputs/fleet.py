@@ -17,7 +17,7 @@ from kvheadroom.capacity.fleet import (
     ReplicaState,
     SourceStatus,
 )
-from kvheadroom.capacity.forecast import Forecast
+from kvheadroom.capacity.forecast import Forecast, Load
 from kvheadroom.capacity.gpu_assignment import (
     Assignment,
     GpuAssignments,
@@ -121,7 +121,7 @@ def in_thrash(of: ReplicaAssessment) -> ReplicaAssessment:
         latest_seconds=45.0,
         peak_blocks=243.5,
         prefill_backlog_tokens=2016.0,
-        why="17 run and grow by 4.0 blocks a second, <9> wait for room",
+        load=Load(usable=127, used=125, need=7.0, growth=4.0, finished=1.5, queue=9.0, running=17.0),
     )
     in_it = replace(engine, states=(StateFound(EngineState.THRASH, why),), forecast=forecast)
     return replace(of, engines=(in_it,))

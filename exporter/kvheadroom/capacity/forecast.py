@@ -27,7 +27,7 @@ HORIZONS: Mapping[str, float] = {"30s": 30.0, "2m": 120.0, "10m": 600.0}
 
 LEAST_WATCHED_SECONDS = 30.0
 """Of a load that has just begun no trend is known; a queue tells more, and does not wait for it."""
-_AHEAD = (0, 1, 2, 3, 5, 7, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600)
+_AHEAD = (0, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 450, 600)
 """Seconds ahead at which p(t) is computed; straight lines between."""
 _LENGTHS = tuple(end - begin for begin, end in pairwise(_AHEAD))
 _TREND_SHARE = 0.25
@@ -55,33 +55,7 @@ class NoForecast(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What is to be expected of one engine.
-
-    Attributes:
-        probabilities: of a preemption within each of HORIZONS, 0-1; empty where there is no forecast.
-        exhaustion_seconds: until the next request would not fit, with a probability of a half; 0: now; None: not within 10
-            minutes, or no forecast.
-        earliest_seconds, latest_seconds: the same with a probability of 10% and of 90%.
-        peak_blocks: what runs and waits would hold if all of it went on to its usual end at once; None where the usual lengths
-            are not known.
-        prefill_backlog_tokens: prompt tokens of what waits that are not in the prefix cache; None where not known.
-        why: the numbers it goes by, or why there is none; one sentence.
-        unavailable: the kind of that reason, None with a forecast.
-    """
-
-    probabilities: Mapping[str, float] = field(default_factory=dict)
-    exhaustion_seconds: float | None = None
-    earliest_seconds: float | None = None
-    latest_seconds: float | None = None
-    peak_blocks: float | None = None
-    prefill_backlog_tokens: float | None = None
-    why: str
-    unavailable: NoForecast | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
+class Load:
     """What an engine does now; blocks, and seconds.
 
     Attributes:
@@ -101,7 +75,69 @@ class _Load:
 
     @property
     def free(self) -> int:
+        """Blocks."""
         return self.usable - self.used
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs, waits or was generated of late."""
+        return not (self.running or self.queue or self.growth)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is to be expected of one engine.
+
+    Attributes:
+        probabilities: of a preemption within each of HORIZONS, 0-1; empty where there is no forecast.
+        exhaustion_seconds: until the next request would not fit, with a probability of a half; 0: now; None: not within 10
+            minutes, or no forecast.
+        earliest_seconds, latest_seconds: the same with a probability of 10% and of 90%.
+        peak_blocks: what runs and waits would hold if all of it went on to its usual end at once; None where the usual lengths
+            are not known.
+        prefill_backlog_tokens: prompt tokens of what waits that are not in the prefix cache; None where not known.
+        load: what it goes by; None where there is no forecast.
+        unavailable: why there is none, None with a forecast.
+        why_unavailable: the same in one sentence.
+    """
+
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+    exhaustion_seconds: float | None = None
+    earliest_seconds: float | None = None
+    latest_seconds: float | None = None
+    peak_blocks: float | None = None
+    prefill_backlog_tokens: float | None = None
+    load: Load | None = None
+    unavailable: NoForecast | None = None
+    why_unavailable: str = ""
+
+    @property
+    def why(self) -> str:
+        """The numbers it goes by, or why there is none; one sentence."""
+        if self.load is None:
+            return self.why_unavailable
+        load = self.load
+        if load.is_idle:
+            return f"nothing runs, and {load.free:,} of {load.usable:,} blocks are free"
+        return (
+            f"{load.running:,.0f} run and grow by {load.growth:,.1f} blocks a second"
+            f"{f'; {load.queue:,.0f} wait for room' if load.queue else ''}; {load.free:,} of {load.usable:,} blocks are free, the next "
+            f"request needs about {load.need:,.0f}; {self._when()}"
+        )
+
+    def _when(self) -> str:
+        if self.earliest_seconds is None:
+            return "that is unlikely within 10 minutes"
+        marks = (
+            ("10%", self.earliest_seconds),
+            ("50%", self.exhaustion_seconds),
+            ("90%", self.latest_seconds),
+        )
+        told = (
+            f"{ratio} not within 10 min" if seconds is None else f"{ratio} by {_after(seconds)}"
+            for ratio, seconds in marks
+        )
+        return f"the chance that it has no room: {', '.join(told)}"
 
 
 def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
@@ -113,20 +149,20 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
     """
     snapshot, observation = now.snapshot, now.observation
     if snapshot.sleeping:
-        return Forecast(why="the engine sleeps", unavailable=NoForecast.SLEEPING)
+        return Forecast(unavailable=NoForecast.SLEEPING, why_unavailable="the engine sleeps")
     usable, used, running = observation.usable_blocks, observation.used_blocks, snapshot.requests_running
     generated = snapshot.generation_tokens_total
     if usable is None or used is None or running is None or now.queue is None or generated is None:
         return Forecast(
-            why="the page does not tell its blocks, its usage, its requests or its generated tokens",
             unavailable=NoForecast.NOT_TOLD,
+            why_unavailable="the page does not tell its blocks, its usage, its requests or its generated tokens",
         )
     tokens_per_block = _tokens_per_block(now)
     if tokens_per_block is None:
         return Forecast(
-            why="how many tokens a block holds is not known: the page does not tell the pool's tokens, and the model's folder is "
-            "not known or has several kinds of layers",
             unavailable=NoForecast.TOKENS_PER_BLOCK,
+            why_unavailable="how many tokens a block holds is not known: the page does not tell the pool's tokens, and the model's folder is "
+            "not known or has several kinds of layers",
         )
     for_blocks = binding.limit not in (Limit.MAX_NUM_SEQS, Limit.DEFERRED)
     queue = now.queue if for_blocks else 0.0
@@ -134,17 +170,17 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
     watched = now.now.taken_at - course.times[0] if course.times else 0.0
     if watched < LEAST_WATCHED_SECONDS and not queue:
         return Forecast(
-            why=f"watched without a gap for {watched:.0f} s; it takes {LEAST_WATCHED_SECONDS:.0f} s, or a queue",
             unavailable=NoForecast.WATCHED_TOO_SHORT,
+            why_unavailable=f"watched without a gap for {watched:.0f} s; it takes {LEAST_WATCHED_SECONDS:.0f} s, or a queue",
         )
     growth = _growth(now)
     if growth is None:
         return Forecast(
-            why="it is the first scrape of a run; the next one tells how fast blocks are used up",
             unavailable=NoForecast.WATCHED_TOO_SHORT,
+            why_unavailable="it is the first scrape of a run; the next one tells how fast blocks are used up",
         )
     need = now.need.usual_blocks or (used / running if running else 1.0)
-    load = _Load(
+    load = Load(
         usable=usable,
         used=used,
         need=max(1.0, need),
@@ -153,6 +189,14 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
         queue=queue,
         running=running,
     )
+    if load.is_idle:
+        # Most engines of a fleet at most times.
+        return Forecast(
+            probabilities=dict.fromkeys(HORIZONS, 0.0),
+            peak_blocks=_peak_blocks(load, lately, tokens_per_block),
+            prefill_backlog_tokens=0.0,
+            load=load,
+        )
     chances = _without_room(now, load, for_blocks=for_blocks)
     areas = _areas(chances)
     median, earliest, latest = (_reached(chances, ratio) for ratio in (_MEDIAN, _EARLIEST, _LATEST))
@@ -163,7 +207,7 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
         latest_seconds=latest,
         peak_blocks=_peak_blocks(load, lately, tokens_per_block),
         prefill_backlog_tokens=_backlog_tokens(load, now.need.usual_blocks, tokens_per_block),
-        why=_why(load, median, earliest, latest),
+        load=load,
     )
 
 
@@ -191,7 +235,7 @@ def _finished(now: Admission) -> float | None:
     return requests / grown.seconds if requests and grown is not None and grown.seconds else None
 
 
-def _without_room(now: Admission, load: _Load, *, for_blocks: bool) -> list[float]:
+def _without_room(now: Admission, load: Load, *, for_blocks: bool) -> list[float]:
     """p(t) at each of _AHEAD: the probability that the usual request would not fit then.
 
     Args:
@@ -279,7 +323,7 @@ def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[f
     return mean - slope * mean_age, slope, math.sqrt(max(0.0, variance))
 
 
-def _probability(load: _Load, areas: Sequence[float], seconds: float) -> float:
+def _probability(load: Load, areas: Sequence[float], seconds: float) -> float:
     """Of a preemption within so many seconds.
 
     Where the next one does not fit already, the free blocks are known: they are eaten up before anything finishes with a
@@ -325,7 +369,7 @@ def _reached(chances: Sequence[float], ratio: float) -> float | None:
     return _AHEAD[place - 1] + _LENGTHS[place - 1] * (ratio - one) / (other - one)
 
 
-def _peak_blocks(load: _Load, lately: Growth, tokens_per_block: float) -> float | None:
+def _peak_blocks(load: Load, lately: Growth, tokens_per_block: float) -> float | None:
     """Half of the usual answer is still to come of what runs, on average; of what waits, all of it."""
     answer = mean_tokens(lately, "finished_generation_tokens_total")
     if answer is None:
@@ -334,29 +378,10 @@ def _peak_blocks(load: _Load, lately: Growth, tokens_per_block: float) -> float 
     return load.used + load.queue * load.need + to_come
 
 
-def _backlog_tokens(load: _Load, usual_blocks: int | None, tokens_per_block: float) -> float | None:
+def _backlog_tokens(load: Load, usual_blocks: int | None, tokens_per_block: float) -> float | None:
     if not load.queue:
         return 0.0
     return None if usual_blocks is None else load.queue * usual_blocks * tokens_per_block
-
-
-def _why(load: _Load, median: float | None, earliest: float | None, latest: float | None) -> str:
-    if not load.running and not load.queue and not load.growth:
-        return f"nothing runs, and {load.free:,} of {load.usable:,} blocks are free"
-    waits = f"; {load.queue:,.0f} wait for room" if load.queue else ""
-    if earliest is None:
-        when = "that is unlikely within 10 minutes"
-    else:
-        times = (("10%", earliest), ("50%", median), ("90%", latest))
-        when = ", ".join(
-            f"{ratio} by {_after(seconds)}" if seconds is not None else f"{ratio} not within 10 min"
-            for ratio, seconds in times
-        )
-        when = f"the chance that it has no room: {when}"
-    return (
-        f"{load.running:,.0f} run and grow by {load.growth:,.1f} blocks a second{waits}; {load.free:,} of {load.usable:,} blocks are "
-        f"free, the next request needs about {load.need:,.0f}; {when}"
-    )
 
 
 def _after(seconds: float) -> str:

@@ -296,6 +296,8 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             "latest_seconds": engine.forecast.latest_seconds,
             "peak_blocks": engine.forecast.peak_blocks,
             "prefill_backlog_tokens": engine.forecast.prefill_backlog_tokens,
+            "growth_blocks_per_second": None if (load := engine.forecast.load) is None else load.growth,
+            "need_blocks": None if load is None else load.need,
             "why": engine.forecast.why,
             "unavailable": None if engine.forecast.unavailable is None else str(engine.forecast.unavailable),
         },

@@ -128,18 +128,34 @@ def _score_engine(
     episodes = find_episodes(events, scale.episode_gap_seconds)
 
     told = tuple(forecasts(history, engine, scale))
-    # What only fires is judged at the horizon of its alarms, and at those of the forecasts, to compare.
-    forecast_horizons = (one.horizon_seconds for one in told if one.horizon_seconds is not None)
-    horizons = tuple(dict.fromkeys((scale.horizon_seconds, *sorted(forecast_horizons))))
 
-    def scored(
-        name: str, kind: str, firing: Firing, horizons: Sequence[float], probabilities: Values
-    ) -> SignalResult:
+    def said(firing: Firing) -> dict[float, Values]:
+        """What only fires, as probabilities: at the horizon of its alarms, and to compare at those of the forecasts."""
+        every_tick = [None if fires is None else float(fires) for fires in firing]
+        return {scale.horizon_seconds: every_tick} | {
+            # A forecast is silent at some ticks, and easy ones may be among them: compared is where it said something.
+            one.horizon_seconds: [
+                None if forecast is None else value
+                for forecast, value in zip(one.probabilities, every_tick, strict=True)
+            ]
+            for one in sorted(told, key=lambda one: one.horizon_seconds or 0.0)
+            if one.horizon_seconds is not None
+        }
+
+    def scored(name: str, kind: str, firing: Firing, probabilities: Mapping[float, Values]) -> SignalResult:
+        # Probabilities of each tick, by their horizon in seconds.
         if all(fires is None for fires in firing):
             why_not = "the engine did not tell at any tick what it needs"
             return SignalResult(name=name, kind=kind, score=None, why_not=why_not, judged={})
-        ticks = [(tick * every_seconds, value) for tick, value in enumerate(probabilities)]
-        judged = {horizon: judge(ticks, events, horizon, engine.stretches) for horizon in horizons}
+        judged = {
+            horizon: judge(
+                [(tick * every_seconds, value) for tick, value in enumerate(values)],
+                events,
+                horizon,
+                engine.stretches,
+            )
+            for horizon, values in probabilities.items()
+        }
         figures = score(
             firing, episodes, every_seconds=every_seconds, scale=scale, stretches=engine.stretches
         )
@@ -153,13 +169,13 @@ def _score_engine(
                 SignalResult(name=alert.name, kind=ALERT, score=None, why_not=alert.why_not, judged={})
             )
         else:
-            signals.append(scored(alert.name, ALERT, firing, horizons, _as_said(firing)))
+            signals.append(scored(alert.name, ALERT, firing, said(firing)))
     for one in told:
-        own = () if one.horizon_seconds is None else (one.horizon_seconds,)
-        signals.append(scored(one.name, FORECAST, one.firing, own, one.probabilities))
+        own = {} if one.horizon_seconds is None else {one.horizon_seconds: one.probabilities}
+        signals.append(scored(one.name, FORECAST, one.firing, own))
     for rule in baselines(scale):
         firing = rule.firing(engine.ticks, every_seconds)
-        signals.append(scored(rule.name, BASELINE, firing, horizons, _as_said(firing)))
+        signals.append(scored(rule.name, BASELINE, firing, said(firing)))
     return replace(
         result,
         episodes=episodes,
@@ -191,8 +207,3 @@ def _doubts(result: EngineResult, engine: EngineHistory, rises: Sequence[Rise]) 
             f"{result.name}: no stretch of it is as long as the horizon of {scale.horizon_seconds:g} s, so no alarm can be "
             "told to be false"
         )
-
-
-def _as_said(firing: Firing) -> Values:
-    """A signal that only fires, as the probability that it stands for."""
-    return [None if fires is None else float(fires) for fires in firing]
