@@ -195,14 +195,14 @@ def test_what_came_since_the_scrape_before_asks_for_blocks_at_once_and_what_wait
 # -- when
 
 
-def test_a_trend_goes_on_for_a_quarter_of_the_time_that_it_was_seen() -> None:
+def test_a_trend_goes_on_for_half_of_the_time_that_it_was_seen() -> None:
     def rising(to: float) -> Forecast:
         return told(lambda at: {**answers(1.0, at), "kv_usage_ratio": to * at / 300.0})
 
-    # From 60 to at most 60 + 60 x 1/4 of 100 blocks: there is room for 10 more.
-    assert rising(0.6).exhaustion_seconds is None
-    # 80 + 20 x (1 - e^(-t/75)) reaches 90 after 52 s.
-    assert rising(0.8).exhaustion_seconds == pytest.approx(75.0 * math.log(2.0), abs=2.0)
+    # From 55 to at most 55 + 55 x 1/2 of 100 blocks: there is room for 10 more.
+    assert rising(0.55).exhaustion_seconds is None
+    # 80 + 40 x (1 - e^(-t/150)) reaches 90 after 43 s.
+    assert rising(0.8).exhaustion_seconds == pytest.approx(150.0 * math.log(4.0 / 3.0), abs=2.0)
     earlier = rising(0.85)
     assert earlier.earliest_seconds is not None
     assert earlier.exhaustion_seconds is not None

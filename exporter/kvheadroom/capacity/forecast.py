@@ -30,8 +30,8 @@ LEAST_WATCHED_SECONDS = 30.0
 _AHEAD = (0, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 450, 600)
 """Seconds ahead at which p(t) is computed; straight lines between."""
 _LENGTHS = tuple(end - begin for begin, end in pairwise(_AHEAD))
-_TREND_SHARE = 0.25
-"""A trend is believed to go on for about so much of the time that it has been seen for."""
+_TREND_SHARE = 0.5
+"""A trend that explains all of what demand did goes on for about so much of the time that it was seen for; else for less."""
 _LEAST_SCATTER = 0.03
 """Of the pool: what has stood still for five minutes can move all the same."""
 _SHORTEST_STAY, _USUAL_STAY, _LONGEST_STAY = 2.0, 15.0, 60.0
@@ -247,7 +247,7 @@ def _without_room(now: Admission, load: Load, *, for_blocks: bool) -> list[float
     if now.recent.previous is not None:
         before = queue_at(now.recent.previous) or 0.0
     demand = _demand(load.used / load.usable, load.queue, load.queue - before, need)
-    level, trend, scatter, stay, seen = demand, 0.0, 0.0, _USUAL_STAY, 0.0
+    level, trend, scatter, stay, goes_on = demand, 0.0, 0.0, _USUAL_STAY, 1.0
     if seen_before is not None:
         times, usages, queues, new, runnings = seen_before
         seen = at - times[0]
@@ -257,9 +257,9 @@ def _without_room(now: Admission, load: Load, *, for_blocks: bool) -> list[float
         if seen >= _LEAST_TREND_SECONDS:
             if for_blocks and any(queues):
                 usages = [_demand(*told, need) for told in zip(usages, queues, new, strict=True)]
-            level, trend, scatter = _line(times, usages, at)
+            level, trend, scatter, explained = _line(times, usages, at)
+            goes_on = max(_TREND_SHARE * explained * seen, goes_on)
     scatter = math.hypot(scatter, _LEAST_SCATTER)
-    goes_on = max(_TREND_SHARE * seen, _LEAST_TREND_SECONDS * _TREND_SHARE)
     limit = 1.0 - need
     chances = []
     for ahead in _AHEAD:
@@ -311,16 +311,20 @@ def _demand(usage: float, queue: float, new: float, need: float) -> float:
     return min(usage + need * max(min(queue, 1.0), new), 1.0 + need)
 
 
-def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[float, float, float]:
-    """(value at an instant, slope per second, standard deviation around it) of the least-squares line."""
+def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[float, float, float, float]:
+    """The least-squares line: (value at an instant, slope a second, standard deviation around it, share explained by it, 0-1)."""
     number = len(times)
     ages = [time - at for time in times]
     mean_age, mean = sum(ages) / number, sum(values) / number
     from_mean = [age - mean_age for age in ages]
     squares = sum(map(mul, from_mean, from_mean))
     slope = sum(map(mul, from_mean, values)) / squares if squares else 0.0
-    variance = sum(map(mul, values, values)) / number - mean * mean - slope * slope * squares / number
-    return mean - slope * mean_age, slope, math.sqrt(max(0.0, variance))
+    variance, explained = (
+        sum(map(mul, values, values)) / number - mean * mean,
+        slope * slope * squares / number,
+    )
+    share = min(explained / variance, 1.0) if variance > 0 else 0.0
+    return mean - slope * mean_age, slope, math.sqrt(max(0.0, variance - explained)), share
 
 
 def _probability(load: Load, areas: Sequence[float], seconds: float) -> float:

@@ -1,7 +1,7 @@
 """How often the forecasts and the alerts on them are right, on every recording of a real vLLM: the tables of docs/forecast.md."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def scored() -> Scored:
     @cache
     def at(every: float) -> dict[str, EngineResult]:
         rules = own_rules()
-        results = {}
+        results: dict[str, EngineResult] = {}
         for path in RECORDINGS:
             history = run_recording(
                 read_recording(path),
@@ -112,18 +112,21 @@ def test_every_episode_that_a_queue_tells_of_at_a_scrape_in_five_seconds_is_warn
 def test_over_all_recordings_a_probability_scores_better_than_every_simple_rule(
     scored: Scored, every: float
 ) -> None:
-    told = pooled(scored(every).values())
-    for horizon in (30.0, 120.0):
-        scores = {name: brier(judged) for (at, name), judged in told.items() if at == horizon}
-        own = scores.pop(f"probability within {horizon:g}s >= 0.5")
-        assert own is not None
-        assert all(other is None or own < other for other in scores.values())
+    # Within two minutes only 50 ticks can be judged, within ten none: the recordings are too short.
+    scores = {
+        name: score
+        for (horizon, name), judged in pooled(scored(every).values()).items()
+        if horizon == 30.0 and (score := brier(judged)) is not None
+    }
+    own = scores.pop("probability within 30s >= 0.5")
+    assert len(scores) > 10
+    assert all(own < other for other in scores.values())
 
 
-def pooled(results: Iterator[EngineResult] | object) -> dict[tuple[float, str], list[Judged]]:
+def pooled(results: Iterable[EngineResult]) -> dict[tuple[float, str], list[Judged]]:
     """Of all recordings as one, at the ticks at which there is a forecast."""
     together: dict[tuple[float, str], list[Judged]] = defaultdict(list)
-    for result in results:  # type: ignore[attr-defined]
+    for result in results:
         for one in result.signals:
             for horizon, judged in one.judged.items():
                 together[horizon, one.name].extend(judged)

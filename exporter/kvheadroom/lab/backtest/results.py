@@ -129,9 +129,9 @@ def _score_engine(
 
     told = tuple(forecasts(history, engine, scale))
 
-    def said(firing: Firing) -> dict[float, Values]:
+    def said(firing: Firing) -> Mapping[float, Values]:
         """What only fires, as probabilities: at the horizon of its alarms, and to compare at those of the forecasts."""
-        every_tick = [None if fires is None else float(fires) for fires in firing]
+        every_tick: Values = [None if fires is None else float(fires) for fires in firing]
         return {scale.horizon_seconds: every_tick} | {
             # A forecast is silent at some ticks, and easy ones may be among them: compared is where it said something.
             one.horizon_seconds: [
