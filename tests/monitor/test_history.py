@@ -89,6 +89,14 @@ def test_a_gap_a_restart_or_a_clock_set_back_begins_anew(
         assert kept.window_starts() == {}
 
 
+@pytest.mark.parametrize(("interval", "longest"), [(0.5, 15.0), (1.0, 15.0), (5.0, 15.0), (30.0, 90.0)])
+def test_a_server_that_answers_late_for_a_while_keeps_its_past(interval: float, longest: float) -> None:
+    for gap, goes_on in ((longest, True), (longest + 0.1, False)):
+        kept = history(every(interval, 600.0), interval)
+        kept.add(said(1_000.0), START + 600.0 + gap, 100.0)
+        assert bool(kept.window_starts()) is goes_on
+
+
 @pytest.mark.parametrize(("interval", "known"), [(15.0, {"1m", "5m"}), (60.0, {"1m", "5m"}), (120.0, {"5m"})])
 def test_no_window_is_made_of_scrapes_that_are_further_apart_than_it_is_long(
     interval: float, known: set[str]

@@ -13,6 +13,8 @@ FINE_SECONDS, FINE_STEP = 300.0, 1.0
 """Of the last five minutes every scrape is kept, but no more than one a second."""
 COARSE_SECONDS, COARSE_STEP = 3600.0, 60.0
 """Of the last hour one scrape a minute."""
+LONGEST_GAP_SECONDS = 15.0
+"""Without a scrape, where three intervals are less: a server under load answers late, just when its past is wanted."""
 LARGEST_SHARE_OFF = 0.25
 """A window may be longer or shorter by so much of it, and by no more than a step."""
 
@@ -75,7 +77,8 @@ class EngineHistory:
         """Whether this is the same run of the server, and the last scrape is not too old to be followed."""
         moved = started_at is not None and self._started_at is not None and started_at != self._started_at
         passed = now.taken_at - before.taken_at
-        if moved or not 0 < passed <= STALE_AFTER_TICKS * self._interval:
+        longest = max(STALE_AFTER_TICKS * self._interval, LONGEST_GAP_SECONDS)
+        if moved or not 0 < passed <= longest:
             return False
         return not any(map(lt, now.figures[: len(COUNTERS)], before.figures))
 

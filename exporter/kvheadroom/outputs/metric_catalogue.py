@@ -288,7 +288,7 @@ PREFIX_CACHE_HIT_RATIO = Metric(
     _WINDOW_LABELS,
     "Prompt tokens found in the engine's prefix cache / prompt tokens looked up, 0-1, over the last 1m, 5m and 1h. Absent "
     "where nothing was looked up, until a window is full, and for windows that a restart or a gap of more than three "
-    "scrapes falls in; also where the release's counters count more than that (the status page tells).",
+    "scrapes (and 15 s) falls in; also where the release's counters count more than that (the status page tells).",
 )
 EXTERNAL_PREFIX_CACHE_HIT_RATIO = Metric(
     "external_prefix_cache_hit_ratio",
