@@ -10,6 +10,7 @@ GRID_COLUMNS = 24
 
 # Dashes and fill tell lines apart where colour does not.
 DASHED: Json = {"lineStyle": {"fill": "dash", "dash": [8, 6]}}
+DOTTED: Json = {"lineStyle": {"fill": "dot", "dash": [0, 8]}}
 
 
 def query(ref_id: str, expression: str, legend: str) -> Json:
@@ -104,6 +105,41 @@ _PLAIN_LINE: Json = {
     # Numbers that the exporter withheld are a gap, not a line between what was known before and after.
     "spanNulls": False,
 }
+
+
+def timeline(
+    panel_id: int, *, title: str, description: str, queries: list[Json], when_empty: str, place: Json
+) -> Json:
+    """A panel of one row per series, with a bar while it is there. Its value is 1 or absent."""
+    return {
+        "id": panel_id,
+        "type": "state-timeline",
+        "title": title,
+        "description": description,
+        "datasource": DATASOURCE,
+        "gridPos": place,
+        "fieldConfig": {
+            "defaults": {
+                "color": {"mode": "palette-classic"},
+                "custom": {"fillOpacity": 70, "lineWidth": 0, "spanNulls": False},
+                "mappings": [{"type": "value", "options": {"1": {"text": "yes", "index": 0}}}],
+                "noValue": when_empty,
+                "thresholds": {"mode": "absolute", "steps": [{"color": "green", "value": None}]},
+                "unit": "short",
+            },
+            "overrides": [],
+        },
+        "options": {
+            "alignValue": "left",
+            # The name of each row says it all.
+            "legend": {"showLegend": False, "displayMode": "list", "placement": "bottom"},
+            "mergeValues": True,
+            "rowHeight": 0.8,
+            "showValue": "never",
+            "tooltip": {"mode": "single", "sort": "none"},
+        },
+        "targets": queries,
+    }
 
 
 def datasource_variable() -> Json:

@@ -3,6 +3,7 @@
 from dashboards import promql
 from dashboards.grafana import (
     DASHED,
+    DOTTED,
     GRID_COLUMNS,
     Json,
     annotation,
@@ -12,6 +13,7 @@ from dashboards.grafana import (
     look,
     query,
     time_series,
+    timeline,
 )
 from kvheadroom.outputs import metric_catalogue as catalogue
 
@@ -28,7 +30,7 @@ def overview() -> Json:
         uid=UID,
         title="kvheadroom / overview",
         description="How many sessions fit in the KV cache of each vLLM engine, how many more fit now, and how far "
-        "the running engine is from the prediction.",
+        "the running engine is from the prediction; how likely preemptions are, and what keeps requests waiting.",
         tags=["kvheadroom", "vllm"],
         variables=_variables(),
         annotations=[
@@ -47,6 +49,9 @@ def overview() -> Json:
             _waiting(4),
             _preemptions(5),
             _difference(6),
+            _probability(7),
+            _until_no_room(8),
+            _states(9),
         ],
     )
 
@@ -91,7 +96,7 @@ Solid: sessions that fit in the pool the engine really has ({observed.full_name}
 Filled: what is in use now, counted in such sessions ({in_use.full_name}).
 
 In use close to observed: add a replica or shorten the context before users queue. \
-Dashed and solid apart: see the last panel.""",
+Dashed and solid apart: see the panel of the pool, observed against predicted.""",
         # What comes last is drawn on top: a dashed line over a solid one shows both.
         queries=[
             query("A", promql.sessions_in_use(), f"in use: {ENGINE}"),
@@ -214,7 +219,75 @@ Larger: the overhead is set too high. The daemon's status page shows the sum ter
     )
 
 
-def _place(panel_id: int) -> Json:
-    row, column = divmod(panel_id - 1, 2)
-    width = GRID_COLUMNS // 2
-    return {"x": column * width, "y": row * PANEL_HEIGHT, "w": width, "h": PANEL_HEIGHT}
+def _probability(panel_id: int) -> Json:
+    return time_series(
+        panel_id,
+        title="Probability of a preemption",
+        description=f"""How likely it is that a request is preempted within 30 seconds (solid), 2 minutes (dashed) and 10 minutes \
+(dotted), by the last five minutes of the engine ({catalogue.FORECAST_PROBABILITY.full_name}).
+
+A gap: no forecast; the last panel says why. Dotted high and solid low: there are minutes to send new sessions elsewhere. \
+How often it was right is in docs/forecast.md.""",
+        queries=[query("A", promql.preemption_probability(), f"{{{{horizon}}}}: {ENGINE}")],
+        overrides=[look("byRegexp", "/^2m:/", DASHED), look("byRegexp", "/^10m:/", DOTTED)],
+        unit="percentunit",
+        highest=1,
+        when_empty="No forecast",
+        place=_place(panel_id),
+    )
+
+
+def _until_no_room(panel_id: int) -> Json:
+    half, earliest, latest = (
+        promql.metric(f"forecast_exhaustion{name}_seconds") for name in ("", "_earliest", "_latest")
+    )
+    return time_series(
+        panel_id,
+        title="Time until the next request finds no room",
+        description=f"""Seconds until the next request would not fit in the free blocks, with a probability of 50% (solid, \
+{half.full_name}). The interval around it: 10% (dashed, {earliest.full_name}) and 90% (dotted, {latest.full_name}).
+
+0: it would not fit now. No line: not within 10 minutes, or no forecast. A request that finds no room waits; a preemption needs \
+running ones that grow as well, and the panel beside has its probability.""",
+        queries=[
+            query("A", promql.seconds_until_no_room("50%"), f"50%: {ENGINE}"),
+            query("B", promql.seconds_until_no_room("10%"), f"10%: {ENGINE}"),
+            query("C", promql.seconds_until_no_room("90%"), f"90%: {ENGINE}"),
+        ],
+        overrides=[look("byFrameRefID", "B", DASHED), look("byFrameRefID", "C", DOTTED)],
+        unit="s",
+        highest=600,
+        calcs=("lastNotNull", "min"),
+        first="lowest",
+        when_empty="Not within 10 minutes, or no forecast",
+        place=_place(panel_id),
+    )
+
+
+def _states(panel_id: int) -> Json:
+    limit, state, none = (
+        catalogue.BINDING_LIMIT,
+        catalogue.ENGINE_STATE,
+        catalogue.FORECAST_UNAVAILABLE,
+    )
+    return timeline(
+        panel_id,
+        title="What keeps requests waiting, states with a name, and times without a forecast",
+        description=f"""A bar while it is so; what was never so has no row. "waits for": the limit that stops the next request \
+({limit.full_name}). "state": a state with a name ({state.full_name}). "no forecast": why there is none ({none.full_name}).
+
+kv_pool: more KV memory or fewer sessions help. max_num_seqs, token_budget, deferred: more KV does not. \
+The states are defined in docs/forecast.md, and each has a runbook where it has an alert.""",
+        queries=[
+            query("A", promql.limits_that_bind(), f"waits for {{{{limit}}}}: {ENGINE}"),
+            query("B", promql.states_of_engines(), f"state {{{{state}}}}: {ENGINE}"),
+            query("C", promql.without_a_forecast(), f"no forecast, {{{{reason}}}}: {ENGINE}"),
+        ],
+        when_empty="Nobody waits, and no state with a name",
+        place=_place(panel_id, columns=GRID_COLUMNS),
+    )
+
+
+def _place(panel_id: int, columns: int = GRID_COLUMNS // 2) -> Json:
+    row, second = divmod(panel_id - 1, 2)
+    return {"x": second * GRID_COLUMNS // 2, "y": row * PANEL_HEIGHT, "w": columns, "h": PANEL_HEIGHT}

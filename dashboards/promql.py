@@ -73,6 +73,32 @@ def pool_against_prediction() -> str:
     return _line_per_engine(f"{observed} / {predicted} - 1")
 
 
+def preemption_probability() -> str:
+    """How likely a request is preempted, by how soon."""
+    return _line_per_engine(_chosen(catalogue.FORECAST_PROBABILITY))
+
+
+def seconds_until_no_room(probability: str) -> str:
+    """In how many seconds the next request finds no room: with a probability of 10%, 50% or 90%."""
+    name = {"10%": "_earliest", "50%": "", "90%": "_latest"}[probability]
+    return _line_per_engine(_chosen(metric(f"forecast_exhaustion{name}_seconds")))
+
+
+def limits_that_bind() -> str:
+    """What keeps requests waiting; nothing where none waits."""
+    return _line_per_engine(_chosen(catalogue.BINDING_LIMIT, but='limit!="none"'))
+
+
+def states_of_engines() -> str:
+    """Which states with a name the engines are in."""
+    return _line_per_engine(_chosen(catalogue.ENGINE_STATE))
+
+
+def without_a_forecast() -> str:
+    """Which engines have no forecast, and why; one that sleeps needs none."""
+    return _line_per_engine(_chosen(catalogue.FORECAST_UNAVAILABLE, but='reason!="sleeping"'))
+
+
 def alerts_firing() -> str:
     """Which alerts fire for the chosen engines."""
     return f'ALERTS{{alertstate="firing",{_matchers(CHOICES)}}}'
@@ -112,14 +138,20 @@ def session_lengths_counted() -> str:
 # --- parts ---
 
 
-def _chosen(family: Metric, *, without: tuple[str, ...] = ()) -> str:
-    """The family's series under the dashboard's variables, as far as it has their labels."""
+def _chosen(family: Metric, *, without: tuple[str, ...] = (), but: str = "") -> str:
+    """The family's series under the dashboard's variables, as far as it has their labels.
+
+    Args:
+        but: one more matcher.
+    """
     labels = [
         label for label in CHOICES if (label == "job" or label in family.labels) and label not in without
     ]
     matchers = _matchers(labels)
     if "session_tokens" in family.labels:
         matchers += ',session_tokens="$session_tokens"'
+    if but:
+        matchers += f",{but}"
     return f"{family.full_name}{{{matchers}}}"
 
 

@@ -7,22 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, PREFIX, Metric
+from kvheadroom.outputs.metric_catalogue import CATALOGUE, PREFIX, Metric
 
-# Of the forecast, which alerts go by before the catalogue has them.
-TO_COME = tuple(
-    Metric(name, "gauge", (*ENGINE_LABELS, *more), "")
-    for name, *more in (
-        ("forecast_preemption_probability_ratio", "horizon"),
-        ("forecast_exhaustion_seconds",),
-        ("forecast_exhaustion_earliest_seconds",),
-        ("forecast_exhaustion_latest_seconds",),
-        ("forecast_peak_blocks",),
-        ("prefill_backlog_tokens",),
-        ("forecast_unavailable", "reason"),
-    )
-)
-EXPORTED = {metric.full_name: metric for metric in (*TO_COME, *CATALOGUE)}
+EXPORTED = {metric.full_name: metric for metric in CATALOGUE}
 
 # One legal value each, as Grafana would fill it in.
 VALUES = {

@@ -67,16 +67,16 @@ def test_it_can_be_imported_anywhere_without_replacing_another_dashboard() -> No
 # --- panels ---
 
 
-def test_there_are_six_panels_with_ids_of_their_own() -> None:
-    assert sorted(panel["id"] for panel in PANELS) == [1, 2, 3, 4, 5, 6]
-    assert len({panel["title"] for panel in PANELS}) == 6
+def test_there_are_nine_panels_with_ids_of_their_own() -> None:
+    assert sorted(panel["id"] for panel in PANELS) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert len({panel["title"] for panel in PANELS}) == 9
 
 
 @each_panel
 def test_a_panel_says_what_it_shows_in_which_unit_and_what_it_means_to_be_empty(panel: Json) -> None:
     assert panel["title"]
     assert len(panel["description"].split()) > 20
-    assert panel["fieldConfig"]["defaults"]["unit"] in {"short", "percentunit"}
+    assert panel["fieldConfig"]["defaults"]["unit"] in {"short", "percentunit", "s"}
     assert len(panel["fieldConfig"]["defaults"]["noValue"].split()) > 1
 
 
@@ -113,6 +113,10 @@ def test_a_legend_uses_only_labels_that_its_series_have(panel: Json) -> None:
         ("Sessions of $session_tokens tokens: predicted, observed, in use", "A", "custom.fillOpacity"),
         ("Sessions of $session_tokens tokens: predicted, observed, in use", "C", "custom.lineStyle"),
         ("Requests waiting", "/^deferred:/", "custom.lineStyle"),
+        ("Probability of a preemption", "/^2m:/", "custom.lineStyle"),
+        ("Probability of a preemption", "/^10m:/", "custom.lineStyle"),
+        ("Time until the next request finds no room", "B", "custom.lineStyle"),
+        ("Time until the next request finds no room", "C", "custom.lineStyle"),
     ],
 )
 def test_lines_that_mean_different_things_differ_by_more_than_colour(
@@ -121,6 +125,38 @@ def test_lines_that_mean_different_things_differ_by_more_than_colour(
     [overrides] = [panel["fieldConfig"]["overrides"] for panel in PANELS if panel["title"] == title]
     [override] = [override for override in overrides if override["matcher"]["options"] == of]
     assert told_by in [change["id"] for change in override["properties"]]
+
+
+@pytest.mark.parametrize(
+    "title", ["Probability of a preemption", "Time until the next request finds no room"]
+)
+def test_of_three_lines_no_two_are_drawn_alike(title: str) -> None:
+    [overrides] = [panel["fieldConfig"]["overrides"] for panel in PANELS if panel["title"] == title]
+    styles = [change["value"] for override in overrides for change in override["properties"]]
+    assert len(styles) == 2
+    assert styles[0] != styles[1]
+
+
+def test_each_horizon_of_the_forecast_has_a_line_of_its_own() -> None:
+    from kvheadroom.capacity.forecast import HORIZONS
+
+    [panel] = [panel for panel in PANELS if panel["title"] == "Probability of a preemption"]
+    dashed = [look["matcher"]["options"] for look in panel["fieldConfig"]["overrides"]]
+    legends = [f"{horizon}: engine 0 of glm-a" for horizon in HORIZONS]
+    drawn = [[look for look in dashed if re.search(look.strip("/"), legend)] for legend in legends]
+    # The first is solid.
+    assert drawn == [[], ["/^2m:/"], ["/^10m:/"]]
+
+
+def test_rows_of_the_timeline_are_told_apart_by_their_names_and_not_by_colour() -> None:
+    [panel] = [panel for panel in PANELS if panel["type"] == "state-timeline"]
+    for target in panel["targets"]:
+        [family] = expressions.metrics(target["expr"])
+        [told] = set(family.labels) & {"limit", "state", "reason"}
+        assert f"{{{{{told}}}}}" in target["legendFormat"]
+    # Its bars are there or not; no value is a colour.
+    mappings = panel["fieldConfig"]["defaults"]["mappings"]
+    assert [mapping["options"] for mapping in mappings] == [{"1": {"text": "yes", "index": 0}}]
 
 
 def test_panels_neither_overlap_nor_leave_the_grid() -> None:
@@ -318,6 +354,38 @@ def test_only_sessions_of_the_chosen_length_and_replicas_are_shown(promtool: Pat
     answers = {promql.sessions_that_still_fit(): {f'{{{engine},replica="glm-a",session_tokens="262144"}}': 2}}
     chosen = {"job": "kv", "replica": "(glm-a|glm-b)", "session_tokens": "262144"}
     assert expressions.wrong_answers(promtool, series, answers, tmp_path, chosen) == ""
+
+
+def test_the_timeline_has_what_binds_and_leaves_out_that_nothing_does(promtool: Path, tmp_path: Path) -> None:
+    engine = 'job="kv",replica="glm-a",engine="%s",model_name="glm"'
+    waits, idle = engine % 0, engine % 1
+    series = {
+        f'kvheadroom_binding_limit{{{waits},limit="kv_pool"}}': 1,
+        f'kvheadroom_binding_limit{{{idle},limit="none"}}': 1,
+        f'kvheadroom_engine_state{{{waits},state="preempting"}}': 1,
+        f'kvheadroom_forecast_unavailable{{{waits},reason="not_told"}}': 1,
+        f'kvheadroom_forecast_unavailable{{{idle},reason="sleeping"}}': 1,
+    }
+    answers = {
+        promql.limits_that_bind(): {f'{{{waits},limit="kv_pool"}}': 1.0},
+        promql.states_of_engines(): {f'{{{waits},state="preempting"}}': 1.0},
+        promql.without_a_forecast(): {f'{{{waits},reason="not_told"}}': 1.0},
+    }
+    assert expressions.wrong_answers(promtool, series, answers, tmp_path) == ""
+
+
+def test_the_interval_of_the_forecast_lies_around_its_middle(promtool: Path, tmp_path: Path) -> None:
+    engine = '{job="kv",replica="glm-a",engine="0",model_name="glm"}'
+    series = {
+        f"kvheadroom_forecast_exhaustion_earliest_seconds{engine}": 20,
+        f"kvheadroom_forecast_exhaustion_seconds{engine}": 95,
+        f"kvheadroom_forecast_exhaustion_latest_seconds{engine}": 400,
+    }
+    answers: dict[str, dict[str, float]] = {
+        promql.seconds_until_no_room(probability): {engine: seconds}
+        for probability, seconds in (("10%", 20), ("50%", 95), ("90%", 400))
+    }
+    assert expressions.wrong_answers(promtool, series, answers, tmp_path) == ""
 
 
 def test_a_wrong_answer_is_found(promtool: Path, tmp_path: Path) -> None:

@@ -289,6 +289,42 @@ def test_a_runbook_takes_increases_of_counters_only(alert: str) -> None:
         assert expressions.given_to_range_functions(query) == counters
 
 
+def test_what_a_runbook_gives_alertmanager_silences_the_forecast_of_the_same_engine_only() -> None:
+    text = _section("KvHeadroomExhaustionImminent", "Meaning")
+    [block] = re.findall(r"^```yaml\n(.+?)^```", text, re.MULTILINE | re.DOTALL)
+    config = yaml.safe_load(block)
+    preempting, imminent = config["inhibit_rules"]
+    told, silenced = (
+        _alerts_matched(preempting["source_matchers"]),
+        _alerts_matched(preempting["target_matchers"]),
+    )
+    # Those that go by preemptions that were counted, and those that are silent while they are.
+    assert told == {"KvHeadroomPreempting", "KvHeadroomPreemptionThrash"}
+    assert silenced == {alert for alert, rule in ALERTS.items() if '"preempting"' in rule["expr"]}
+    assert _alerts_matched(imminent["source_matchers"]) == {"KvHeadroomExhaustionImminent"}
+    assert _alerts_matched(imminent["target_matchers"]) == {"KvHeadroomExhaustionSoon"}
+    for rule in config["inhibit_rules"]:
+        assert rule["equal"] == ["instance", "replica", "engine"]
+    # A label that an alert has not would be equal to nothing everywhere.
+    assert all({"replica", "engine"} <= _labels(ALERTS[alert]["expr"]) for alert in told | silenced)
+    assert config["route"]["group_wait"] == "0s"
+    assert config["inhibit_rules"] == _inhibit_rules(REPOSITORY / "README.md")[1:]
+
+
+def _inhibit_rules(file: Path) -> list[Json]:
+    """Those of the first block that has some."""
+    blocks = re.findall(r"^```yaml\n(.+?)^```", file.read_text(), re.MULTILINE | re.DOTALL)
+    rules: list[Json] = next(
+        config["inhibit_rules"] for block in blocks if "inhibit_rules" in (config := yaml.safe_load(block))
+    )
+    return rules
+
+
+def _alerts_matched(matchers: list[str]) -> set[str]:
+    [pattern] = re.findall(r'^alertname =~? "(.+)"$', "\n".join(matchers), re.MULTILINE)
+    return {alert for alert in ALERTS if re.fullmatch(pattern, alert)}
+
+
 @each_alert
 def test_every_change_that_a_runbook_proposes_has_its_price(alert: str) -> None:
     mitigation = _section(alert, "Mitigation")
@@ -314,7 +350,10 @@ def _queries_of_runbook(alert: str) -> dict[str, str]:
 def _labels(expression: str) -> set[str]:
     """The labels of what an expression gives: those of its first metric, without those that it takes away."""
     names = [name for name in re.findall(r"\bkvheadroom_\w+", expression) if name in EXPORTED]
-    taken = ",".join(re.findall(r"(?:ignoring|without) \(([^)]*)\)", expression))
+    # `and` and `unless` take nothing away, nor does a side of many.
+    taken = ",".join(
+        re.findall(r"(?:(?<!and )(?<!unless )ignoring|without) \(([^)]*)\)(?! group_left)", expression)
+    )
     if re.match(r"up\b", expression):
         return set()
     if 'source!~"metrics|' in expression:
