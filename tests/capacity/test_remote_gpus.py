@@ -163,7 +163,9 @@ def test_a_replica_has_the_gpus_of_the_one_pod_that_is_named(
 
 
 @pytest.mark.parametrize(
-    "here", [local(A), local(failing=A), local(divided=A)], ids=["read", "failing", "divided"]
+    "here",
+    [local(A), local(failing=A), local(divided=A), replace(local(), first_listed=((1, A),))],
+    ids=["read", "failing", "divided", "listed once, without a name now"],
 )
 def test_what_this_machines_driver_knows_itself_no_exporter_is_asked_for(here: GpuReading) -> None:
     joined = join_remote((claim(A),), (exporter(remote(A), remote(B)),), here)

@@ -257,7 +257,9 @@ def known_elsewhere(runs: GpuAssignments, remote: RemoteGpus) -> GpuAssignments:
 def _known(local: GpuReading) -> set[str | None]:
     known = {gpu.gpu for gpu in local.gpus} | {gpu.parent for gpu in local.gpus if gpu.parent is not None}
     failed = {failure.gpu for failure in local.failures if failure.gpu is not None}
-    return {*known, *failed, *local.divided}
+    # A GPU that cannot even tell its UUID any more was once listed by it.
+    listed = {gpu for _, gpu in local.first_listed}
+    return {*known, *failed, *local.divided, *listed}
 
 
 def _of_pod(pattern: str, pods: dict[str, list[str]]) -> tuple[str, ...] | str:
