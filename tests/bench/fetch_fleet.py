@@ -1,17 +1,23 @@
 """Fetching and parsing alone, as the daemon does it, or with all that the core makes of a page: run by `tests.bench.fleet`.
 
-Usage: python -m tests.bench.fetch_fleet PORT TARGETS INTERVAL_SECONDS [forecast]
+Usage: python -m tests.bench.fetch_fleet PORT TARGETS INTERVAL_SECONDS [FILE]
+
+With a FILE it does the latter, and keeps in there: how many forecasts were made so far, and in how many seconds of CPU.
 """
 
 import asyncio
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import uvloop
 
+from kvheadroom.capacity import assessment
 from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.facts import EngineFacts, MissingFact, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.forecast import forecast
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.readings import Scrape, SourceFailure, VllmPage
 from kvheadroom.monitor.history import EngineHistory
@@ -20,6 +26,27 @@ from kvheadroom.sources.endpoint import Endpoint
 from kvheadroom.sources.http import Session, open_session
 from kvheadroom.sources.vllm_pages import VllmPages
 from tests.bench.fleet_server import address
+
+
+class Timed:
+    """Takes the place of `forecast` in the core and adds up what it costs."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._number, self._spent = 0, 0.0
+
+    def __call__(self, *given: Any) -> Any:
+        """As `forecast`."""
+        began = time.thread_time()
+        told = forecast(*given)
+        self._spent += time.thread_time() - began
+        self._number += 1
+        if self._number % 100 == 0:
+            # Whole at every instant: another process reads it.
+            new = self._file.with_suffix(".new")
+            new.write_text(f"{self._number} {self._spent}")
+            new.replace(self._file)
+        return told
 
 
 class Assessing:
@@ -70,14 +97,23 @@ async def scrape(session: Session, url: str, interval_seconds: float, *, forecas
         turn += interval_seconds
 
 
-async def main(port: int, targets: int, interval_seconds: float, *, forecasts: bool) -> None:
+async def main(port: int, targets: int, interval_seconds: float, file: Path | None) -> None:
     """All targets."""
+    if file is not None:
+        assessment.forecast = Timed(file)  # type: ignore[attr-defined]
     async with open_session() as session:
         urls = [f"http://{address(target)}:{port}" for target in range(targets)]
-        await asyncio.gather(*(scrape(session, url, interval_seconds, forecasts=forecasts) for url in urls))
+        await asyncio.gather(
+            *(scrape(session, url, interval_seconds, forecasts=file is not None) for url in urls)
+        )
 
 
 if __name__ == "__main__":
     uvloop.run(
-        main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), forecasts=sys.argv[4:] == ["forecast"])
+        main(
+            int(sys.argv[1]),
+            int(sys.argv[2]),
+            float(sys.argv[3]),
+            Path(sys.argv[4]) if len(sys.argv) > 4 else None,
+        )
     )

@@ -111,8 +111,10 @@ def compare(*, filters: bool) -> None:
         prometheus(targets, filters=filters) as peer,
         watching(targets, COMPARED_TARGETS) as serve,
         fetching(targets) as fetch,
-        fetching(targets, "forecast") as forecast,
+        tempfile.TemporaryDirectory() as folder,
+        fetching(targets, f"{folder}/forecasts") as forecast,
     ):
+        spent = Path(folder) / "forecasts"
         pids = {
             "prometheus": peer.pid,
             "kvheadroom": serve.pid,
@@ -125,19 +127,21 @@ def compare(*, filters: bool) -> None:
             return {name: (scrapes[name], cpu_seconds(pid)) for name, pid in pids.items()}
 
         time.sleep(WARM_SECONDS)
-        each: dict[str, list[float]] = {name: [] for name in pids}
+        each: dict[str, list[float]] = {name: [] for name in (*pids, "alone")}
         for _ in range(ROUNDS):
             before = so_far()
             time.sleep(ROUND_SECONDS)
             for name, (scrapes, busy) in so_far().items():
                 each[name].append((busy - before[name][1]) / (scrapes - before[name][0]))
+            number, seconds = map(float, spent.read_text().split())
+            each["alone"].append(each["fetch"][-1] + seconds / number)
         kept = peer.value('count({__name__=~"vllm:.+|process_start_time_seconds"})')
         up = wait_for(lambda: len(serve.metrics()["kvheadroom_observed_blocks"]), "the daemon's own page")
     print(
         f"{'wanted samples alone' if filters else 'whole pages'}, {COMPARED_TARGETS} targets every {INTERVAL_SECONDS} s "
         f"({up} read, Prometheus keeps {kept:.0f} series), CPU for one target-scrape: "
         f"Prometheus {statistics.median(each['prometheus']) * 1e6:.0f} us; {_told('fetch and parse', 'fetch', each)}; "
-        f"{_told('with history, states and forecast', 'forecast', each)}; "
+        f"{_told('with the forecast', 'alone', each)}; {_told('with history and states too', 'forecast', each)}; "
         f"{_told('the whole daemon', 'kvheadroom', each)}",
         flush=True,
     )
