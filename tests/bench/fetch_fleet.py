@@ -100,7 +100,7 @@ async def scrape(session: Session, url: str, interval_seconds: float, *, forecas
 async def main(port: int, targets: int, interval_seconds: float, file: Path | None) -> None:
     """All targets."""
     if file is not None:
-        assessment.forecast = Timed(file)  # type: ignore[attr-defined]
+        vars(assessment)["forecast"] = Timed(file)
     async with open_session() as session:
         urls = [f"http://{address(target)}:{port}" for target in range(targets)]
         await asyncio.gather(
