@@ -110,6 +110,24 @@ def inflated() -> ReplicaAssessment:
     return replace(old, engines=(again,), problems=again.problems)
 
 
+def on_a_gpu() -> ReplicaAssessment:
+    """A replica whose pool is what HBM leaves over: 128 blocks of 32 KiB of a GPU with 3 GiB."""
+    told = replica("hbm", "gqa_light_steady")
+    (engine,) = told.engines
+    facts = resolve_facts(
+        operator=OperatorFacts(
+            flags={"gpu_memory_utilization": 0.5}, gpu="H100", hbm_bytes=3 * 2**30, overhead_bytes=2**30
+        ),
+        answers=ServerAnswers(version="0.32.0", model_root="tiny", max_model_len=2048),
+        echoed=replace(engine.snapshot.echoed, kv_cache_memory_bytes=None),
+        model_files=ModelFiles(
+            folder="/models/gqa", config=TINY_LLAMA | {"vocab_size": 4096, "intermediate_size": 512}
+        ),
+    )
+    reading = Reading(facts=facts, snapshot=engine.snapshot, taken_at=engine.taken_at)
+    return replace(told, engines=(assess(reading, (1024,)),))
+
+
 def in_thrash(of: ReplicaAssessment) -> ReplicaAssessment:
     """The replica, its engine in a state and with a forecast that one page alone does not show."""
     why = "24 preemptions in a minute, and <26> requests are there"
@@ -160,6 +178,7 @@ def fleet() -> FleetAssessment:
             ),
             ReplicaAssessment(replica="new", url="http://new:8000", interval_seconds=5.0),
             replica("offload", "offload_lab.loaded", max_model_len=1024, before="offload_lab.after"),
+            on_a_gpu(),
         ),
         gpus=GpuAssessment(
             reading=GpuReading(

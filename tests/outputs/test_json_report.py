@@ -33,10 +33,10 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert report["gpus"]["unassigned"] == [{"replica": "new", "why": "new is not known to be this machine"}]
     assert report["gpus"]["failures"][0]["reason"] == "lost"
     assert report["config_fault"] == "/etc/kvheadroom.yaml: replicas[0].url: no"
-    gqa, dp2, hub, down, new, offload = report["replicas"]
-    assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0, 1]
+    gqa, dp2, hub, down, new, offload, hbm = report["replicas"]
+    assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0, 1, 1]
     states = [r["state"] for r in report["replicas"]]
-    assert states == ["serving", "serving", "serving", "down", None, "serving"]
+    assert states == ["serving", "serving", "serving", "down", None, "serving", "serving"]
     assert gqa["restarts_total"] == 1
     assert gqa["events"][0]["kind"] == "restarted"
     engine = gqa["engines"][0]
@@ -59,6 +59,21 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert hub["engines"][0]["missing_facts"][0]["fact"] == "model_files"
     assert (down["stale"], down["sources"][0]["reason"]) == (True, "refused")
     assert (new["last_success_at"], new["sources"]) == (None, [])
+    assert engine["memory"] is None
+    memory = hbm["engines"][0]["memory"]
+    assert memory["total_bytes"] == 3 * 2**30
+    assert memory["problem"] is None
+    assert sum(term["predicted_bytes"] for term in memory["terms"]) == 3 * 2**30
+    assert sum(term["observed_bytes"] or 0 for term in memory["terms"]) == 3 * 2**30
+    assert memory["terms"][2] == {
+        "term": "overhead",
+        "predicted_bytes": 2**30,
+        "predicted_from": "your config",
+        "observed_bytes": memory["terms"][2]["observed_bytes"],
+        "observed_from": "what the pool leaves, with the rounding",
+        "uncertainty_bytes": 32 * 1024 - 1,
+        "difference_bytes": memory["terms"][2]["observed_bytes"] - 2**30,
+    }
     basis = {"basis": "prefix_cache_queries", "doubt": None}
     assert offload["engines"][0]["hit_windows"] == [
         {

@@ -93,6 +93,26 @@ def test_how_a_source_of_replicas_answered_is_told() -> None:
     assert of("discovery_last_success_timestamp_seconds", source="file_sd_configs[0]") == NOW - 60
 
 
+def test_the_memory_of_a_gpu_is_told_term_by_term_and_of_the_live_one_what_its_pool_tells() -> None:
+    terms = ("outside_utilization", "weights", "overhead", "block_rounding", "kv_pool")
+    predicted = {term: of("predicted_memory_bytes", replica="hbm", term=term) for term in terms}
+    assert sum(size or 0 for size in predicted.values()) == 3 * 2**30
+    assert predicted["overhead"] == 2**30
+    live = {term: of("observed_memory_bytes", replica="hbm", term=term) for term in terms}
+    assert live["kv_pool"] == 128 * 32 * 1024
+    assert (
+        live["overhead"]
+        == sum(predicted[term] or 0 for term in ("overhead", "block_rounding", "kv_pool")) - live["kv_pool"]
+    )
+    assert [term for term in terms if live[term] is None] == [
+        "outside_utilization",
+        "weights",
+        "block_rounding",
+    ]
+    # Its pool is given by a flag.
+    assert of("predicted_memory_bytes", replica="gqa") is None
+
+
 def test_a_sample_is_the_number_that_the_engine_said() -> None:
     # gqa_waiting_and_preempting, read by hand: 128 blocks of 32; usage 125/127
     assert of("observed_pool_tokens", replica="gqa") == 4096

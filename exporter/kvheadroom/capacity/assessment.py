@@ -1,7 +1,7 @@
 """The table of contents of the core: one reading of one engine -> everything that is said about it.
 
     facts + snapshot + past -> predict -> observe -> count_sessions -> hit_windows -> find_binding_limit
-        -> forecast, compare, estimate_occupancy, find_states, findings -> Assessment
+        -> forecast, compare, make_ledger, estimate_occupancy, find_states, findings -> Assessment
 
 Nothing right of `Assessment` computes: every number that an output shows is in here.
 """
@@ -21,6 +21,7 @@ from kvheadroom.capacity.engine_states import StateFound, find_states
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.forecast import Forecast, forecast
 from kvheadroom.capacity.history import Moment, PastFigures, Recent, growth, growth_since_start, moment_of
+from kvheadroom.capacity.ledger import Ledger, make_ledger
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
 from kvheadroom.capacity.prediction import Prediction, predict
@@ -73,6 +74,7 @@ class Assessment:
     observation: Observation
     sessions: tuple[SessionCapacity, ...]
     difference: Difference | None
+    ledger: Ledger | None
     occupancy: TokenOccupancy
     hit_windows: tuple[HitWindow, ...]
     binding_limit: BindingLimit
@@ -122,6 +124,7 @@ def assess(
         observation=observation,
         sessions=sessions,
         difference=compare(prediction, observation),
+        ledger=make_ledger(facts, prediction, observation),
         occupancy=estimate_occupancy(snapshot, facts, observation, lately),
         hit_windows=windows,
         binding_limit=binding_limit,

@@ -266,6 +266,24 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
             "free_tokens": observation.free_tokens,
             "unknown": observation.unknown,
         },
+        "memory": (ledger := engine.ledger)
+        and {
+            "total_bytes": ledger.total_bytes,
+            "total_from": ledger.total_from,
+            "problem": ledger.problem or None,
+            "terms": [
+                {
+                    "term": str(one.term),
+                    "predicted_bytes": one.predicted_bytes,
+                    "predicted_from": one.predicted_from,
+                    "observed_bytes": one.observed_bytes,
+                    "observed_from": one.observed_from or None,
+                    "uncertainty_bytes": one.uncertainty_bytes,
+                    "difference_bytes": one.difference_bytes,
+                }
+                for one in ledger.terms
+            ],
+        },
         "difference": engine.difference
         and {
             "pool_tokens": engine.difference.tokens,

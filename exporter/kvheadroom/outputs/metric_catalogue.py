@@ -221,6 +221,21 @@ WAITING_BY_REASON = Metric(
     (*ENGINE_LABELS, "reason"),
     "Queued requests by vLLM's reason: capacity or deferred (vllm:num_requests_waiting_by_reason).",
 )
+_MEMORY_LABELS = (*ENGINE_LABELS, "term")
+PREDICTED_MEMORY = Metric(
+    "predicted_memory_bytes",
+    "gauge",
+    _MEMORY_LABELS,
+    "Memory of one GPU, term by term, as predicted: outside_utilization, weights, overhead, block_rounding, kv_pool. They add up to the "
+    "GPU's total as CUDA reports it. Absent where the pool is given by a flag, and with pipeline stages.",
+)
+OBSERVED_MEMORY = Metric(
+    "observed_memory_bytes",
+    "gauge",
+    _MEMORY_LABELS,
+    "The same as the live pool says: kv_pool, and overhead, which is what HBM, utilization and weights leave beside it (too large by less "
+    "than one block). With tensor parallelism of the GPU that left the least. Absent where the sum cannot be.",
+)
 BINDING_LIMIT = Metric(
     "binding_limit",
     "gauge",
@@ -497,6 +512,8 @@ CATALOGUE: tuple[Metric, ...] = (
     OBSERVED_SESSIONS,
     SESSIONS_IN_USE,
     SESSIONS_HEADROOM,
+    PREDICTED_MEMORY,
+    OBSERVED_MEMORY,
     WAITING_BY_REASON,
     BINDING_LIMIT,
     ENGINE_STATE,

@@ -37,6 +37,11 @@ def size(value: float | None) -> str:
     return f"{value / MIB:,.2f} MiB" if abs(value) >= MIB else f"{value:,.0f} B"
 
 
+def signed_size(value: float) -> str:
+    """A difference of bytes: `+1.25 GiB`, `-12 B`, `0`."""
+    return "0" if value == 0 else f"{'+' if value > 0 else '-'}{size(abs(value))}"
+
+
 def seconds(value: float | None) -> str:
     """A duration or an age."""
     if value is None:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from kvheadroom import __version__
 from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment
+from kvheadroom.capacity.ledger import Term
 from kvheadroom.outputs import metric_catalogue as m
 
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -258,6 +259,17 @@ def _sessions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
     return samples
 
 
+def _predicted_memory(engine: Assessment) -> Iterator[Sample]:
+    for one in () if engine.ledger is None else engine.ledger.terms:
+        yield (one.term,), one.predicted_bytes
+
+
+def _observed_memory(engine: Assessment) -> Iterator[Sample]:
+    for one in () if engine.ledger is None else map(engine.ledger.of, (Term.OVERHEAD, Term.KV_POOL)):
+        if one.observed_bytes is not None:
+            yield (one.term,), one.observed_bytes
+
+
 def _waiting(engine: Assessment) -> Iterator[Sample]:
     for reason in ("capacity", "deferred"):
         value = getattr(engine.snapshot, f"requests_waiting_{reason}")
@@ -344,6 +356,8 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.OBSERVED_SESSIONS: _sessions("observed"),
     m.SESSIONS_IN_USE: _sessions("in_use"),
     m.SESSIONS_HEADROOM: _sessions("headroom"),
+    m.PREDICTED_MEMORY: _predicted_memory,
+    m.OBSERVED_MEMORY: _observed_memory,
     m.WAITING_BY_REASON: _waiting,
     m.BINDING_LIMIT: _binding_limit,
     m.ENGINE_STATE: _states,

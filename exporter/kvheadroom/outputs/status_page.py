@@ -8,7 +8,7 @@ from kvheadroom import __version__
 from kvheadroom.capacity.binding_limit import Limit
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaState, is_stale
 from kvheadroom.capacity.remote_gpus import RemoteGpu
-from kvheadroom.outputs.numbers import count, percent, seconds, signed, signed_percent, size
+from kvheadroom.outputs.numbers import count, percent, seconds, signed, signed_percent, signed_size, size
 
 
 def render_page(fleet: FleetAssessment, now: float, notice: str | None, *, still: bool = False) -> str:
@@ -93,6 +93,7 @@ def _environment() -> Environment:
         "percent": percent,
         "signed_percent": signed_percent,
         "size": size,
+        "signed_size": signed_size,
         "seconds": seconds,
         "usage_word": usage_word,
         "state_words": state_words,
