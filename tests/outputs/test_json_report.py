@@ -17,12 +17,14 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         ("GPU-bbbbbbbb", [], 81_913 * 2**20),
         ("MIG-dddddddd", ["dp2"], 3_000 * 2**20),
         ("GPU-10101010", [], 100 * 2**30),
+        ("GPU-12121212", ["hbm"], 77_936 * 2**20),
     ]
     assert [(g["accounting"], g["parent"], g["xid_errors"]) for g in report["gpus"]["gpus"]] == [
         ("v2", None, {"79": 2}),
         ("v1", None, None),
         ("v2", "GPU-dddddddd", {}),
         ("host", None, None),
+        ("v2", None, None),
     ]
     assert report["gpus"]["divided"] == ["GPU-dddddddd", "GPU-ffffffff"]
     assert report["gpus"]["assigned"][:2] == [
@@ -60,6 +62,14 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert (down["stale"], down["sources"][0]["reason"]) == (True, "refused")
     assert (new["last_success_at"], new["sources"]) == (None, [])
     assert engine["memory"] is None
+    ledgers = {(one["gpu"], one["replica"]): one for one in report["gpus"]["ledgers"]}
+    assert (
+        ledgers["GPU-aaaaaaaa", "gqa"]["unknown"]
+        == "2 replicas run on it, and which memory is whose is not known"
+    )
+    on_it = ledgers["GPU-12121212", "hbm"]
+    assert sum(on_it["terms"].values()) == on_it["total_bytes"] == 81_559 * 2**20
+    assert (on_it["terms"]["kv_pool"], on_it["unknown"], on_it["note"]) == (4 * 2**20, None, None)
     memory = hbm["engines"][0]["memory"]
     assert memory["total_bytes"] == 3 * 2**30
     assert memory["problem"] is None

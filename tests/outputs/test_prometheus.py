@@ -113,6 +113,22 @@ def test_the_memory_of_a_gpu_is_told_term_by_term_and_of_the_live_one_what_its_p
     assert of("predicted_memory_bytes", replica="gqa") is None
 
 
+def test_what_is_on_a_gpu_adds_up_to_what_its_driver_counts() -> None:
+    terms = ("reserved", "others", "weights", "kv_pool", "rest", "free")
+    on = {
+        term: of("gpu_memory_term_bytes", replica="hbm", gpu="GPU-12121212", term=term) or 0 for term in terms
+    }
+    assert (on["reserved"], on["others"], on["kv_pool"], on["free"]) == (
+        551 * 2**20,
+        2**20,
+        4 * 2**20,
+        77_936 * 2**20,
+    )
+    assert on["others"] + on["weights"] + on["kv_pool"] + on["rest"] == 3 * 2**30
+    # Two replicas run on it.
+    assert of("gpu_memory_term_bytes", gpu="GPU-aaaaaaaa") is None
+
+
 def test_a_sample_is_the_number_that_the_engine_said() -> None:
     # gqa_waiting_and_preempting, read by hand: 128 blocks of 32; usage 125/127
     assert of("observed_pool_tokens", replica="gqa") == 4096
@@ -234,11 +250,11 @@ def test_memory_that_a_sleeping_engine_takes_back_is_free_for_nobody() -> None:
     free = {labels for name, labels in samples(body.decode()) if name.endswith("_memory_free_bytes")}
     # GPU-aaaaaaaa serves the sleeping replica and another one.
     assert {dict(labels)["gpu"] for labels in free} == {
-        *("GPU-bbbbbbbb", "GPU-10101010", "MIG-dddddddd"),
+        *("GPU-bbbbbbbb", "GPU-10101010", "GPU-12121212", "MIG-dddddddd"),
         *("GPU-20202020", "MIG-GPU-30303030/3"),
     }
     used = [name for name, _ in samples(body.decode()) if name.endswith("_memory_used_bytes")]
-    assert len(used) == 7
+    assert len(used) == 8
     html = render_page(withhold_stale(asleep, NOW), NOW, None)
     assert html.count("<td>an engine sleeps</td>") == 2
     report = status_report(withhold_stale(asleep, NOW), NOW, None)

@@ -144,7 +144,17 @@ def test_gpus_stand_with_the_replica_they_serve_and_the_others_by_themselves() -
     )
     assert "MIG-dddddddd, instance 5/0 of GPU-dddddddd 32.25 GiB 24.00 MiB" in page
     assert "Its GPUs are not known: new is not known to be this machine." in page
-    assert page.count("GPU-aaaaaaaa") == 2
+    # In the table, and in the sentence on what is on it, of both replicas.
+    assert page.count("GPU-aaaaaaaa") == 4
+    assert (
+        "GPU-aaaaaaaa: what is on it is not known term by term: 2 replicas run on it, and which memory is whose is not known."
+        in page
+    )
+    assert (
+        "GPU-12121212: reserved 551.00 MiB + others 1.00 MiB + weights 3.88 MiB + kv pool 4.00 MiB + rest 2.99 GiB"
+        in page
+    )
+    assert "+ free 76.11 GiB = 79.65 GiB." in page
     alone = page[page.index("GPUs of this machine") :]
     assert "lost. GPU 2 fell off the bus; Xid 31 × 1 since kvheadroom's start" in alone
     assert "not here. GPU-eeeeeeee of dp2's gpus is not on this machine." in alone

@@ -7,6 +7,7 @@ from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.facts import EngineFacts, Fact
 from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAssessment, is_stale
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
+from kvheadroom.capacity.gpu_ledger import gpu_ledgers
 from kvheadroom.capacity.gpus import GpuFailure
 from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
@@ -146,6 +147,17 @@ def _gpus(fleet: FleetAssessment, gpus: GpuAssessment) -> dict[str, Any]:
                 "xid_errors": _xids(gpus, gpu.gpu),
             }
             for gpu in gpus.reading.gpus
+        ],
+        "ledgers": [
+            {
+                "gpu": ledger.gpu,
+                "replica": ledger.replica,
+                "total_bytes": ledger.total_bytes,
+                "terms": {str(term): size for term, size in ledger.terms},
+                "note": ledger.note or None,
+                "unknown": ledger.unknown or None,
+            }
+            for ledger in gpu_ledgers(fleet)
         ],
         "divided": list(gpus.reading.divided),
         **_failures_and_runs(gpus.reading.failures, gpus.runs),

@@ -447,6 +447,14 @@ GPU_FREE = Metric(
     "Free memory of the GPU, NVML (where it is the host's, MemAvailable); absent while an engine on it sleeps, which takes "
     "it back as it wakes.",
 )
+GPU_MEMORY_TERM = Metric(
+    "gpu_memory_term_bytes",
+    "gauge",
+    ("replica", "gpu", "term"),
+    "What is on a GPU of this machine that serves one replica: reserved, others (other processes), weights (predicted), kv_pool (the live one), "
+    "rest (what else is in use: the overhead as it is now), free. They add up to what NVML calls reserved, used and free. Absent where they cannot be told apart; the "
+    "status page says why.",
+)
 GPU_CHANGED_TIME = Metric(
     "gpu_memory_changed_timestamp_seconds",
     "gauge",
@@ -534,6 +542,7 @@ CATALOGUE: tuple[Metric, ...] = (
     GPU_RESERVED,
     GPU_USED,
     GPU_FREE,
+    GPU_MEMORY_TERM,
     GPU_CHANGED_TIME,
     GPU_OTHERS,
     GPU_UP,

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from kvheadroom import __version__
 from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment
+from kvheadroom.capacity.gpu_ledger import gpu_ledgers
 from kvheadroom.capacity.ledger import Term
 from kvheadroom.outputs import metric_catalogue as m
 
@@ -239,6 +240,12 @@ def _gpu_assignments(fleet: FleetAssessment) -> Iterator[Sample]:
         yield (one.replica, one.gpu, one.by), 1.0
 
 
+def _gpu_terms(fleet: FleetAssessment) -> Iterator[Sample]:
+    for ledger in gpu_ledgers(fleet):
+        for term, size in ledger.terms:
+            yield (ledger.replica, ledger.gpu, term), size
+
+
 def _gpu_others(fleet: FleetAssessment) -> Iterator[Sample]:
     for one in () if fleet.gpus is None else fleet.gpus.runs.others:
         yield (one.replica, one.gpu), one.used_bytes
@@ -346,6 +353,7 @@ _FLEET_SAMPLES: dict[m.Metric, Callable[[FleetAssessment], Iterator[Sample]]] = 
     m.GPU_RESERVED: _gpu_memory("reserved_bytes"),
     m.GPU_USED: _gpu_memory("used_bytes"),
     m.GPU_FREE: _gpu_memory("free_bytes"),
+    m.GPU_MEMORY_TERM: _gpu_terms,
     m.GPU_CHANGED_TIME: _gpu_changed_time,
     m.GPU_OTHERS: _gpu_others,
     m.GPU_UP: _gpu_up,

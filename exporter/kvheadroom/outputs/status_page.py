@@ -7,6 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from kvheadroom import __version__
 from kvheadroom.capacity.binding_limit import Limit
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaState, is_stale
+from kvheadroom.capacity.gpu_ledger import gpu_ledgers
 from kvheadroom.capacity.remote_gpus import RemoteGpu
 from kvheadroom.outputs.numbers import count, percent, seconds, signed, signed_percent, signed_size, size
 
@@ -29,6 +30,7 @@ def render_page(fleet: FleetAssessment, now: float, notice: str | None, *, still
             remote_of.setdefault(replica, []).append(gpu)
     return _TEMPLATE.render(
         fleet=fleet,
+        on_gpus={(one.replica, one.gpu): one for one in gpu_ledgers(fleet)},
         remote_of=remote_of,
         remote_unassigned={one.replica: one.why for one in remote.runs.unassigned},
         asleep=fleet.gpus_asleep(),

@@ -1,0 +1,125 @@
+"""What is on a GPU of this machine, term by term, as its driver counts it.
+
+vLLM takes its pool whole as it starts, so weights and pool are in what the driver calls used, however many requests run. What is
+left of it is context, communication, CUDA graphs, workspaces and whatever PyTorch keeps: the overhead as it is now, where the pool tells the one
+that vLLM measured as it started (`ledger`).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvheadroom.capacity.assessment import Assessment
+from kvheadroom.capacity.fleet import FleetAssessment
+from kvheadroom.capacity.gpus import GpuSnapshot
+
+
+class GpuTerm(StrEnum):
+    """A closed list."""
+
+    RESERVED = "reserved"
+    OTHERS = "others"
+    WEIGHTS = "weights"
+    KV_POOL = "kv_pool"
+    REST = "rest"
+    FREE = "free"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLedger:
+    """One GPU that serves one replica.
+
+    Attributes:
+        total_bytes: reserved + used + free of NVML, which is its total within 1%; the terms add up to it.
+        terms: (term, bytes) of those that are known; none where `unknown` says why.
+        note: what else stands in `rest`, one sentence; empty where nothing does.
+        unknown: why there are no terms, one sentence.
+    """
+
+    gpu: str
+    replica: str
+    total_bytes: int
+    terms: tuple[tuple[GpuTerm, int], ...] = ()
+    note: str = ""
+    unknown: str = ""
+
+
+def gpu_ledgers(fleet: FleetAssessment) -> tuple[GpuLedger, ...]:
+    """Of each GPU of this machine that gave numbers and serves somebody."""
+    if fleet.gpus is None:
+        return ()
+    engines = {replica.replica: replica.engines for replica in fleet.replicas}
+    served = fleet.served()
+    ledgers = []
+    for gpu in fleet.gpus.reading.gpus:
+        replicas = served.get(gpu.gpu, [])
+        if gpu.accounting == "host" or not replicas:
+            continue
+        total = _total(gpu)
+        if len(replicas) > 1:
+            why = f"{len(replicas)} replicas run on it, and which memory is whose is not known"
+            ledgers += [
+                GpuLedger(gpu=gpu.gpu, replica=replica, total_bytes=total, unknown=why)
+                for replica in replicas
+            ]
+            continue
+        [replica] = replicas
+        others = fleet.gpus.others_bytes(gpu.gpu, replica)
+        ledgers.append(_ledger(gpu, replica, engines.get(replica, ()), others))
+    return tuple(ledgers)
+
+
+def _ledger(gpu: GpuSnapshot, replica: str, engines: tuple[Assessment, ...], others: int | None) -> GpuLedger:
+    held, total = _held(engines), _total(gpu)
+    if isinstance(held, str):
+        return GpuLedger(gpu=gpu.gpu, replica=replica, total_bytes=total, unknown=held)
+    weights, pool = held
+    rest = gpu.used_bytes - weights - pool - (others or 0)
+    if rest < 0:
+        why = (
+            f"weights and pool are {-rest / 2**30:,.2f} GiB more than what is in use there: the weights are others than predicted, "
+            "or it serves somebody else"
+        )
+        return GpuLedger(gpu=gpu.gpu, replica=replica, total_bytes=total, unknown=why)
+    terms = (
+        (GpuTerm.RESERVED, gpu.reserved_bytes),
+        (GpuTerm.OTHERS, others),
+        (GpuTerm.WEIGHTS, weights),
+        (GpuTerm.KV_POOL, pool),
+        (GpuTerm.REST, rest),
+        (GpuTerm.FREE, gpu.free_bytes),
+    )
+    unseen = [
+        what
+        for what, size in (("what the driver reserves", gpu.reserved_bytes), ("other processes", others))
+        if size is None
+    ]
+    return GpuLedger(
+        gpu=gpu.gpu,
+        replica=replica,
+        total_bytes=total,
+        terms=tuple((term, size) for term, size in terms if size is not None),
+        note=f"{' and '.join(unseen)} cannot be told apart here and would be in the rest" if unseen else "",
+    )
+
+
+def _total(gpu: GpuSnapshot) -> int:
+    return (gpu.reserved_bytes or 0) + gpu.used_bytes + gpu.free_bytes
+
+
+def _held(engines: tuple[Assessment, ...]) -> tuple[int, int] | str:
+    """(weights, pool) of one GPU, or why they are not known."""
+    if not engines:
+        return "no numbers of its replica are there"
+    if any(engine.snapshot.sleeping for engine in engines):
+        return "an engine on it sleeps"
+    if any(engine.facts.pipeline_parallel_size.value > 1 for engine in engines):
+        return "which pipeline stage runs on it is not known"
+    pools = {engine.observation.pool_bytes for engine in engines}
+    if len(pools) > 1:
+        return "the engines of its replica have pools of different sizes, and which runs on it is not known"
+    budget = engines[0].prediction.budget
+    [pool] = pools
+    if pool is None or budget is None or budget.weights is None:
+        return "the bytes of the pool or the weights are not known"
+    [weights] = budget.weights.stage_bytes
+    return weights, pool
