@@ -40,7 +40,21 @@ def overview() -> Json:
                 title="{{alertname}}",
                 text=ENGINE,
                 color="orange",
-            )
+            ),
+            annotation(
+                "Firing alerts of servers",
+                promql.alerts_firing_of_servers(),
+                title="{{alertname}}",
+                text="{{replica}}",
+                color="orange",
+            ),
+            annotation(
+                "Firing alerts of kvheadroom",
+                promql.alerts_firing_of_daemons(),
+                title="{{alertname}}",
+                text="{{instance}}",
+                color="orange",
+            ),
         ],
         panels=[
             _sessions(1),

@@ -104,6 +104,16 @@ def alerts_firing() -> str:
     return f'ALERTS{{alertstate="firing",{_matchers(CHOICES)}}}'
 
 
+def alerts_firing_of_servers() -> str:
+    """Those about a chosen server as a whole, which is down or loses a GPU: they have no engine."""
+    return f'ALERTS{{alertstate="firing",{_matchers(("job", "replica"))},engine=""}}'
+
+
+def alerts_firing_of_daemons() -> str:
+    """Those about kvheadroom itself, and about GPUs by their name only."""
+    return f'ALERTS{{alertstate="firing",{_matchers(("job",))},replica=""}}'
+
+
 # --- what the variables offer ---
 
 

@@ -165,8 +165,8 @@ class Replica:
             for engine in page.engines
         }
 
-    async def ask_health(self) -> bool:
-        """Whether `/health` answers 200."""
+    async def ask_health(self) -> bool | None:
+        """Whether `/health` answers 200; None where it is not vLLM's to answer."""
         return await is_healthy(self._session, self._endpoint, timeout_seconds=self._timeout_seconds)
 
     async def resolve(self, page: VllmPage) -> Resolution:

@@ -1,7 +1,9 @@
 """Named states: each is told of the engine that is in it, and of none that lacks one part of the definition."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -319,3 +321,11 @@ def test_without_blocks_the_engines_own_concurrency_tells() -> None:
 
 def test_an_engine_asleep_has_no_pool_to_be_too_small() -> None:
     assert found(lambda at: {**pool(30)(at), "sleeping": True}) == {}
+
+
+def test_the_docs_define_every_state() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "forecast.md").read_text()
+    states = text[
+        text.index("## Named states") : text.index("### How they were judged", text.index("## Named states"))
+    ]
+    assert re.findall(r"^\| `(\w+)` \|", states, re.MULTILINE) == list(EngineState)

@@ -244,12 +244,29 @@ def test_every_variable_narrows_the_panels() -> None:
     assert {variable["name"] for variable in VARIABLES} - {"datasource"} <= used
 
 
-def test_firing_alerts_of_the_chosen_engines_are_marked() -> None:
-    [marks] = DASHBOARD["annotations"]["list"]
-    assert marks["enable"]
-    assert marks["datasource"] == PROMETHEUS
-    assert marks["expr"].startswith('ALERTS{alertstate="firing",')
-    assert expressions.variables_used(marks["expr"]) == {"job", "replica", "model_name", "engine"}
+def test_every_firing_alert_of_what_is_chosen_is_marked_once(promtool: Path, tmp_path: Path) -> None:
+    every = DASHBOARD["annotations"]["list"]
+    for marks in every:
+        assert marks["enable"]
+        assert marks["datasource"] == PROMETHEUS
+    common = 'alertstate="firing",job="kv",instance="gpu-7:9878"'
+    preempting = f'ALERTS{{{common},alertname="A",replica="glm-a",engine="0",model_name="glm"}}'
+    down = f'ALERTS{{{common},alertname="B",replica="glm-a"}}'
+    reload_failed = f'ALERTS{{{common},alertname="C"}}'
+    elsewhere = 'ALERTS{alertstate="firing",job="node",instance="gpu-7:9100",alertname="D"}'
+    other = f'ALERTS{{{common},alertname="E",replica="glm-b"}}'
+    series = dict.fromkeys((preempting, down, reload_failed, elsewhere, other), 1.0)
+    everything = {"job": "kv", "replica": ".+", "model_name": ".*", "engine": ".+"}
+    one = everything | {"replica": "glm-a", "model_name": "glm", "engine": "0"}
+    for chosen, expected in (
+        (everything, ([preempting], [down, other], [reload_failed])),
+        (one, ([preempting], [down], [reload_failed])),
+    ):
+        answers = {
+            expressions.filled_in(marks["expr"], chosen): dict.fromkeys(told, 1.0)
+            for marks, told in zip(every, expected, strict=True)
+        }
+        assert expressions.wrong_answers(promtool, series, answers, tmp_path) == ""
 
 
 # --- PromQL ---

@@ -10,12 +10,15 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from kvheadroom.capacity.gpus import GpuReading
+from kvheadroom.capacity.gpus import GpuReading, XidCount
 from kvheadroom.monitor.gpu_sampler import GpuSampler
 from tests.doubles.fake_nvml import MEMORY_V2, FakeDriver, FakeGpu, build_library
 
 DEADLINE_SECONDS = 0.1
 PATIENCE_SECONDS = 20.0
+
+
+XIDS = (XidCount("GPU-1a", 79, 2),)
 
 
 class Outside:
@@ -49,7 +52,7 @@ class Outside:
         self.at_once -= 1
         if self.fault is not None:
             raise self.fault
-        return GpuReading(taken_at=float(number), duration_seconds=0.0)
+        return GpuReading(taken_at=float(number), duration_seconds=0.0, xids=XIDS)
 
     async def next_reason(self) -> str | None:
         """The reason of the next reading's only failure, None for a reading that is well."""
@@ -103,6 +106,20 @@ def test_a_stuck_call_is_a_timeout_at_the_deadline() -> None:
         assert "within 0.1 s" in reading.failures[0].detail
         assert before - DEADLINE_SECONDS <= reading.taken_at <= time.time()
         assert reading.duration_seconds >= DEADLINE_SECONDS * 0.9
+
+    sample(test)
+
+
+def test_errors_that_were_counted_stay_counted_while_the_driver_is_stuck_or_we_fail() -> None:
+    async def test(outside: Outside) -> None:
+        await outside.until(None)
+        outside.goes_on.clear()
+        await outside.until("timeout")
+        assert (await outside.published.get()).xids == XIDS
+        outside.goes_on.set()
+        outside.fault = ZeroDivisionError("a bug")
+        await outside.until("internal")
+        assert (await outside.published.get()).xids == XIDS
 
     sample(test)
 

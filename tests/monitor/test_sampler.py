@@ -43,7 +43,7 @@ class Outside:
         self.now = 1000.0
         first = ReplicaAssessment(replica="r", url="http://r:1", interval_seconds=5.0)
         self.board = Board((first, replace(first, replica="other")))
-        self.healthy = True
+        self.healthy: bool | None = True
         self.health_asked = 0
         self.version: str | None = "0.33.0"
         sources = ReplicaSources(self.fetch, self.resolve, self.unasked, self.ask_health)
@@ -62,7 +62,7 @@ class Outside:
     def unasked(self, page: VllmPage) -> Resolution:
         return Resolution({e.engine: facts(gpu="cpu", version=None) for e in page.engines}, ())
 
-    async def ask_health(self) -> bool:
+    async def ask_health(self) -> bool | None:
         self.health_asked += 1
         return self.healthy
 
@@ -510,18 +510,29 @@ def test_an_idle_server_is_asked_for_its_health_only_now_and_then(outside: Outsi
     assert outside.health_asked == 1
 
 
+def test_a_server_whose_health_cannot_be_asked_is_not_called_wedged_while_nothing_is_to_do(
+    outside: Outside,
+) -> None:
+    idle = replace(PAGE, engines=(replace(ENGINE, requests_running=0.0, generation_tokens_total=7.0),))
+    outside.healthy = None
+    states = {outside.tick(idle).state for _ in range(2 * IDLE_HEALTH_TICKS + 1)}
+    assert outside.health_asked == 2
+    assert states == {ReplicaState.SERVING}
+
+
 @pytest.mark.parametrize(
     ("reason", "healthy", "state"),
     [
         (FailureReason.UNAVAILABLE, True, ReplicaState.SCALING),
         (FailureReason.UNAVAILABLE, False, ReplicaState.DOWN),
+        (FailureReason.UNAVAILABLE, None, ReplicaState.DOWN),
         (FailureReason.STATS_DISABLED, True, ReplicaState.STATS_DISABLED),
         (FailureReason.REFUSED, True, ReplicaState.DOWN),
         (FailureReason.NOT_VLLM, True, ReplicaState.DOWN),
     ],
 )
 def test_a_failure_has_the_state_it_stands_for(
-    outside: Outside, reason: FailureReason, *, healthy: bool, state: ReplicaState
+    outside: Outside, reason: FailureReason, *, healthy: bool | None, state: ReplicaState
 ) -> None:
     outside.healthy = healthy
     assert outside.tick(SourceFailure("metrics", reason, "x")).state is state

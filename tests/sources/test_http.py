@@ -15,7 +15,7 @@ import pytest
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure
 from kvheadroom.sources.endpoint import Endpoint
 from kvheadroom.sources.http import Session, fetch, open_session
-from kvheadroom.sources.vllm_server import fetch_server_answers
+from kvheadroom.sources.vllm_server import fetch_server_answers, is_healthy
 from tests.doubles.http_server import http_server, text_answer
 
 
@@ -342,3 +342,22 @@ def test_a_connection_is_kept_and_one_that_the_server_has_closed_meanwhile_is_re
     assert all(isinstance(one, Scrape) for one in got)
     first, second, third, fourth = connections
     assert first == second != third == fourth
+
+
+@pytest.mark.parametrize(
+    ("status", "healthy"),
+    [(200, True), (503, False), (500, False), (404, None), (403, None), (401, None), (302, None)],
+)
+def test_only_an_answer_of_vllm_tells_its_health(status: int, *, healthy: bool | None) -> None:
+    with http_server({"/health": text_answer("", status=status)}) as (url, _):
+        told = with_session(lambda session: is_healthy(session, Endpoint(url), timeout_seconds=5))
+    assert told is healthy
+
+
+def test_a_health_page_that_does_not_answer_is_no_health() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        told = with_session(lambda session: is_healthy(session, Endpoint(url), timeout_seconds=0.2))
+    assert told is False

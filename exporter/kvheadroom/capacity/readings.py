@@ -37,11 +37,13 @@ class SourceFailure:
             source of replicas.
         reason: from the closed list.
         detail: one sentence for a person: what was asked, what came, what to do.
+        status: of the HTTP answer that is no success; None where none came, or something else of it is wrong.
     """
 
     source: str
     reason: FailureReason
     detail: str
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
+from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, XidCount
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class GpuSampler:
         self._publish = publish
         self._asked: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._awaited: Answer | None = None
+        # Counts do not end where the driver does not answer: an alert on one would look resolved just then.
+        self._xids: tuple[XidCount, ...] = ()
 
     async def run(self) -> None:
         """Tick until cancelled. To be called once: the source behind `read` belongs to one thread."""
@@ -54,7 +56,9 @@ class GpuSampler:
         next_at = time.monotonic()
         try:
             while True:
-                self._publish(await self._ask())
+                reading = await self._ask()
+                self._xids = reading.xids
+                self._publish(reading)
                 next_at = max(next_at + self._interval_seconds(), time.monotonic())
                 await asyncio.sleep(next_at - time.monotonic())
         finally:
@@ -80,6 +84,7 @@ class GpuSampler:
                 taken_at=taken_at,
                 duration_seconds=time.monotonic() - started,
                 failures=(GpuFailure(None, GpuFailureReason.TIMEOUT, detail),),
+                xids=self._xids,
             )
         return self._awaited.result()
 
@@ -95,6 +100,7 @@ class GpuSampler:
                     taken_at=taken_at,
                     duration_seconds=time.monotonic() - started,
                     failures=(GpuFailure(None, GpuFailureReason.INTERNAL, detail),),
+                    xids=self._xids,
                 )
             # The loop may have ended while the driver was thinking; then nobody is there to be told.
             with contextlib.suppress(RuntimeError):

@@ -63,7 +63,7 @@ class Resolution:
 
 FetchPage = Callable[[], Awaitable[tuple[Scrape, VllmPage] | SourceFailure]]
 ResolveFacts = Callable[[VllmPage], Awaitable[Resolution]]
-AskHealth = Callable[[], Awaitable[bool]]
+AskHealth = Callable[[], Awaitable[bool | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ReplicaSources:
         fetch_page: scrape and read `/metrics`.
         resolve_facts: ask for everything that does not change until a restart.
         facts_unasked: what is known of it without asking anybody.
-        ask_health: whether `/health` answers 200; asked only when something looks wrong.
+        ask_health: whether `/health` answers 200, None where it cannot be asked; only when something looks wrong.
     """
 
     fetch_page: FetchPage
@@ -210,7 +210,7 @@ class ReplicaSampler:
         in_flight = any(engine.requests_running or engine.requests_waiting for engine in page.engines)
         suspicious = self._ticks_still > 0 and (in_flight or self._ticks_still % IDLE_HEALTH_TICKS == 0)
         if suspicious or (self._last.state is ReplicaState.WEDGED and self._ticks_still > 0):
-            return ReplicaState.SERVING if await self._sources.ask_health() else ReplicaState.WEDGED
+            return ReplicaState.WEDGED if await self._sources.ask_health() is False else ReplicaState.SERVING
         return ReplicaState.SERVING
 
     async def run(self) -> None:

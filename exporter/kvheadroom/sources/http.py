@@ -148,8 +148,10 @@ async def fetch(
     taken_at, started = time.time(), time.monotonic()
     reader = AnswerReader(max_bytes)
 
-    def failed(reason: FailureReason, detail: str) -> SourceFailure:
-        return SourceFailure(source, reason, f"GET {endpoint.base_url}{path.partition('?')[0]}: {detail}")
+    def failed(reason: FailureReason, detail: str, status: int | None = None) -> SourceFailure:
+        return SourceFailure(
+            source, reason, f"GET {endpoint.base_url}{path.partition('?')[0]}: {detail}", status
+        )
 
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -163,7 +165,7 @@ async def fetch(
     except (BadAnswerError, ConnectionLostError, ProxyError, OSError, UnicodeError) as error:
         return failed(*_what_went_wrong(endpoint, error, program))
     if reader.status != 200:
-        return failed(*_what_status_means(reader, endpoint, program, with_key=with_key))
+        return failed(*_what_status_means(reader, endpoint, program, with_key=with_key), reader.status)
     if reader.headers.get("content-encoding", "identity") != "identity":
         return failed(FailureReason.BAD_ANSWER, "the answer is compressed though none was asked for")
     return Scrape(reader.body, taken_at, time.monotonic() - started)

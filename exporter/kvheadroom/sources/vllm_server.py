@@ -48,10 +48,15 @@ def _is_plain(text: Any) -> bool:
     return isinstance(text, str) and 0 < len(text) <= MAX_TEXT_CHARACTERS and text.isprintable()
 
 
-async def is_healthy(session: Session, endpoint: Endpoint, *, timeout_seconds: float) -> bool:
-    """Whether `/health` answers 200; vLLM answers 503 there once its engine is dead."""
+async def is_healthy(session: Session, endpoint: Endpoint, *, timeout_seconds: float) -> bool | None:
+    """Whether `/health` answers 200; vLLM answers 503 there once its engine is dead.
+
+    None where nobody asked vLLM: a proxy or an agent that has `/metrics` only turns the question away (3xx, 4xx).
+    """
     answer = await fetch(session, endpoint, "/health", source="health", timeout_seconds=timeout_seconds)
-    return isinstance(answer, Scrape)
+    if isinstance(answer, Scrape):
+        return True
+    return None if answer.status is not None and 300 <= answer.status < 500 else False
 
 
 def _base_model(models: Any) -> tuple[str | None, int | None] | None:

@@ -437,6 +437,8 @@ def test_where_only_kvheadroom_was_scraped_its_metrics_are_the_history(tmp_path:
         values for series, values in history.series.items() if series.name == "kvheadroom_kv_usage_ratio"
     ]
     assert set(usage) == {0.75}
+    [lacking] = fetched.problems
+    assert lacking.startswith("only kvheadroom was scraped, so the size of the pool")
 
 
 def test_metrics_of_rules_are_fetched_where_they_are_the_servers_own(tmp_path: Path) -> None:

@@ -15,7 +15,14 @@ from kvheadroom.lab.backtest.alert_rules import Rules, own_rules, read_rules
 from kvheadroom.lab.backtest.baselines import baselines
 from kvheadroom.lab.backtest.daemon_run import run_recording
 from kvheadroom.lab.backtest.events import SMALL, EngineSample
-from kvheadroom.lab.backtest.histories import ALWAYS_WANTED, EngineHistory, History, Series, Values
+from kvheadroom.lab.backtest.histories import (
+    ALWAYS_WANTED,
+    PROBABILITY,
+    EngineHistory,
+    History,
+    Series,
+    Values,
+)
 from kvheadroom.lab.backtest.promtool import ABSENT, check_rules, find_promtool, run_alerts, target_problems
 from kvheadroom.lab.backtest.results import AlertRun, Firing
 from kvheadroom.lab.recordings import read_recording
@@ -159,6 +166,33 @@ def test_a_group_of_which_nothing_can_be_evaluated_is_no_hindrance(promtool: Pat
     first, second = run(promtool, read_rules(path), history_of({series("x", engine="0"): [0, 1]}))
     assert first.why_not is not None
     assert second.firing == {"0": firing(".#")}
+
+
+def test_an_alert_on_a_forecast_has_no_score_where_there_was_no_forecast(
+    promtool: Path, tmp_path: Path
+) -> None:
+    soon = (
+        'kvheadroom_forecast_preemption_probability_ratio{horizon="10m"} >= 0.7 unless ignoring (horizon) x'
+    )
+    near = "kvheadroom_forecast_exhaustion_seconds < 60 unless x"
+    never = "kvheadroom_forecast_unavailable and x"
+    rules = rules_file(
+        tmp_path,
+        *({"alert": name, "expr": expr} for name, expr in (("A", soon), ("B", near), ("C", never))),
+    )
+    first, second, third = run(promtool, rules, history_of({series("x"): [0, 1]}))
+    assert first.why_not == (
+        "there was no forecast at any time, and it goes by kvheadroom_forecast_preemption_probability_ratio"
+    )
+    assert (
+        second.why_not
+        == "there was no forecast at any time, and it goes by kvheadroom_forecast_exhaustion_seconds"
+    )
+    assert third.why_not is None
+    # That it is not within ten minutes is a forecast too.
+    said: dict[Series, Values] = {series("x"): [None, None], series(PROBABILITY, horizon="10m"): [0.1, 0.9]}
+    first, second, _ = run(promtool, rules, history_of(said))
+    assert (first.firing, second.firing) == ({"0": firing(".#")}, {"0": firing("..")})
 
 
 def test_an_alert_of_metrics_that_were_not_there_has_no_score(promtool: Path, tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvheadroom.lab.backtest.events import Scale
-from kvheadroom.lab.backtest.histories import EngineHistory, History, Values
+from kvheadroom.lab.backtest.histories import EXHAUSTION, PROBABILITY, EngineHistory, History, Values
 
 ALARM_PROBABILITY = 0.5
 """A probability of at least this much is an alarm: more likely than not."""
-_PROBABILITY = "kvheadroom_forecast_preemption_probability_ratio"
-_EXHAUSTION = "kvheadroom_forecast_exhaustion_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +35,13 @@ def forecasts(history: History, engine: EngineHistory, scale: Scale) -> Iterator
     for series, values in sorted(history.series.items(), key=lambda item: item[0].labels):
         if series.label("engine") != engine.engine:
             continue
-        if series.name == _PROBABILITY:
+        if series.name == PROBABILITY:
             horizon = _seconds(series.label("horizon"))
             if horizon is not None:
                 name = f"probability within {horizon:g}s >= {ALARM_PROBABILITY:g}"
                 firing = _firing(engine, values, lambda value: value >= ALARM_PROBABILITY)
                 yield Forecast(name, firing, horizon, values)
-        elif series.name == _EXHAUSTION:
+        elif series.name == EXHAUSTION:
             firing = _firing(engine, values, lambda value: value <= span)
             yield Forecast(f"exhaustion within {span:g}s", firing)
 

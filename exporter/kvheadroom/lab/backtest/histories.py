@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from kvheadroom.lab.backtest.events import EngineSample, Stretch
 
-ALWAYS_WANTED = frozenset(
-    {"kvheadroom_forecast_preemption_probability_ratio", "kvheadroom_forecast_exhaustion_seconds"}
-)
+PROBABILITY = "kvheadroom_forecast_preemption_probability_ratio"
+"""Of every forecast; where it is absent there is none."""
+EXHAUSTION = "kvheadroom_forecast_exhaustion_seconds"
+ALWAYS_WANTED = frozenset({PROBABILITY, EXHAUSTION})
 """Our own forecasts, scored wherever the daemon's code exports them."""
 
 

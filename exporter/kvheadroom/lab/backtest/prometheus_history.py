@@ -131,7 +131,7 @@ def _fetch_parts(
         for number, (key, name) in enumerate(zip(plan.servers, _names(plan.servers), strict=True))
     }
     writers = {key: _Writer(server.recording, plan) for key, server in servers.items()}
-    problems: dict[str, None] = {}
+    problems: dict[str, None] = dict.fromkeys(() if origin.lacks is None else (origin.lacks,))
     failed: list[str] = []
     in_a_row = 0
     queries = origin.queries(plan.wanted.select, plan.wanted.rule_metrics)

@@ -23,6 +23,7 @@ class Origin:
         renamed: name on the page that is made -> name in Prometheus.
         kept: labels that go to the page; None for all but those of the target.
         words: for people.
+        lacks: what cannot be told of such a history though the daemon told it then, a sentence; None for nothing.
     """
 
     present: str
@@ -30,6 +31,7 @@ class Origin:
     renamed: Mapping[str, str]
     kept: frozenset[str] | None
     words: str
+    lacks: str | None = None
 
     def queries(self, select: str, rule_metrics: Iterable[str]) -> dict[str, str]:
         """Name on the page -> PromQL.
@@ -91,6 +93,10 @@ OWN = Origin(
     },
     kept=frozenset({"engine", "model_name", "reason"}),
     words="what kvheadroom exported of vLLM",
+    lacks=(
+        "only kvheadroom was scraped, so the size of the pool and what finished are not known, and no forecast can be made anew; "
+        "states and limits that need them look absent. Scrape vLLM itself too to have them judged"
+    ),
 )
 ORIGINS = (VLLM, OWN)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.lab.backtest.alert_rules import MARK, AlertRule, Rules
-from kvheadroom.lab.backtest.histories import History, Series, Values
+from kvheadroom.lab.backtest.histories import PROBABILITY, History, Series, Values
 from kvheadroom.lab.backtest.results import AlertRun, Firing
 
 CHECK_SECONDS = 60.0
@@ -145,6 +145,10 @@ def _why_not(promtool: Path | None, alert: AlertRule, present: set[str]) -> str 
         return alert.why_not
     if alert.metrics and not alert.metrics & present and not alert.is_of_absence:
         return f"none of its metrics was there: {', '.join(sorted(alert.metrics))}"
+    foretold = {metric for metric in alert.metrics if metric.startswith("kvheadroom_forecast_")}
+    foretold -= {"kvheadroom_forecast_unavailable"}
+    if foretold and PROBABILITY not in present and not alert.is_of_absence:
+        return f"there was no forecast at any time, and it goes by {', '.join(sorted(foretold))}"
     return None
 
 
