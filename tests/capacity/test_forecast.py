@@ -314,6 +314,20 @@ def test_a_saw_tooth_is_scatter_and_no_trend() -> None:
     assert forecast.probabilities["2m"] < 0.001
 
 
+@pytest.mark.parametrize("phase", range(0, 60, 10))
+def test_a_load_that_comes_and_goes_is_not_expected_to_rise_above_what_it_ever_did(phase: int) -> None:
+    def batches(at: float) -> dict[str, Any]:
+        # Half a minute on, half a minute off, and nothing else for as long as is known.
+        runs = (at + phase) % 60.0 < 30.0
+        return {
+            **answers(1.0, at),
+            "kv_usage_ratio": 0.55 if runs else 0.0,
+            "requests_running": 10.0 if runs else 0.0,
+        }
+
+    assert told(batches).probabilities["10m"] < 0.2
+
+
 def test_a_pool_that_fell_idle_has_no_room_problem() -> None:
     forecast = told(
         lambda at: (

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from operator import mul, sub
 
 from kvheadroom.capacity.binding_limit import Admission, BindingLimit, Limit, Need, queue_at
@@ -44,6 +44,8 @@ _MOST_POINTS = 60
 """Of five minutes: more scrapes tell hardly more, and cost CPU at every tick."""
 _ALONE_SECONDS = 270.0
 """One that nothing has joined for so long is taken to stay alone; before, the next burst may be near."""
+_ENOUGH_TO_SEE_TAILS = 20
+"""Scrapes: of so many normally distributed values the highest is expected 1.9 standard deviations above the mean."""
 _AT_ONCE = 1e-3
 """Of the pool: what demand is now is known to so much."""
 _SQRT_2 = math.sqrt(2.0)
@@ -339,7 +341,11 @@ def _demand(usage: float, queue: float, new: float, need: float) -> float:
 
 
 def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[float, float, float, float]:
-    """The least-squares line: (value at an instant, slope a second, standard deviation around it, share explained by it, 0-1)."""
+    """The least-squares line: (value at an instant, slope a second, scatter around it, share explained by it, 0-1).
+
+    The scatter is the standard deviation, and at most half of how far the values ever rose above the line: a load that comes and goes
+    strays far from its mean and no further than it goes, and a normal distribution would have tails beyond.
+    """
     number = len(times)
     ages = [time - at for time in times]
     mean_age, mean = sum(ages) / number, sum(values) / number
@@ -351,7 +357,10 @@ def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[f
         slope * slope * squares / number,
     )
     share = min(explained / variance, 1.0) if variance > 0 else 0.0
-    return mean - slope * mean_age, slope, math.sqrt(max(0.0, variance - explained)), share
+    level, scatter = mean - slope * mean_age, math.sqrt(max(0.0, variance - explained))
+    if number >= _ENOUGH_TO_SEE_TAILS:
+        scatter = min(scatter, (max(map(sub, values, map(mul, repeat(slope), ages))) - level) / 2.0)
+    return level, slope, scatter, share
 
 
 def _probability(load: Load, areas: Sequence[float], seconds: float) -> float:
