@@ -192,6 +192,103 @@ def test_what_came_since_the_scrape_before_asks_for_blocks_at_once_and_what_wait
     assert told(waits(0.0)).exhaustion_seconds is None
 
 
+def test_what_is_not_known_to_have_just_come_asks_for_blocks_one_by_one() -> None:
+    def waits(at: float) -> dict[str, Any]:
+        silent = {"requests_waiting": None, "requests_waiting_capacity": None}
+        return {
+            **answers(1.0, at),
+            "kv_usage_ratio": 0.5,
+            **(silent if at == 295.0 else {"requests_waiting": 6.0}),
+        }
+
+    assert told(waits).exhaustion_seconds is None
+
+
+def stuck_with(finished: float | None) -> Timeline:
+    """2 free, 4 blocks a second, ten run."""
+    return lambda at: {
+        **answers(4.0, at),
+        "finished_requests_total": finished,
+        "finished_prompt_tokens_total": 16_000.0,
+        "kv_usage_ratio": 0.98,
+        "requests_waiting": 2.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("finished", "seconds"),
+    [
+        pytest.param(100.0, 5.0, id="a server is asked once a minute how many have finished"),
+        pytest.param(None, 300.0, id="it does not tell"),
+    ],
+)
+def test_that_nothing_ends_is_not_taken_from_a_count_that_is_not_known(
+    finished: float | None, seconds: float
+) -> None:
+    forecast = told(stuck_with(finished), seconds=seconds)
+    # Ten run and stay for 15 s each: 2/3 end a second, the first after 1.5 s.
+    need = 10.0 if finished else 9.8
+    expected = 4.0 / need * (30.0 - 1.5)
+    first = math.exp(-10.0 / 15.0 * 2.0 / 4.0)
+    assert forecast.probabilities["30s"] == pytest.approx(1.0 - (1.0 - first) / (1.0 + expected), rel=1e-2)
+
+
+def test_a_request_that_is_alone_is_not_preempted() -> None:
+    def fills(at: float) -> dict[str, Any]:
+        return {**answers(1.0, at), "requests_running": 1.0, "kv_usage_ratio": 0.98}
+
+    alone = told(fills)
+    # The next one would not fit, and would have to wait.
+    assert alone.exhaustion_seconds == 0.0
+    assert alone.probabilities == {"30s": 0.0, "2m": 0.0, "10m": 0.0}
+    # Nor are those that come one after the other, each as large as most of the pool.
+    one_by_one = told(lambda at: {**fills(at), "requests_waiting": 3.0})
+    assert one_by_one.probabilities == {"30s": 0.0, "2m": 0.0, "10m": 0.0}
+    beside = told(lambda at: {**fills(at), "requests_waiting": 3.0, "kv_usage_ratio": 0.9})
+    assert beside.probabilities["10m"] > 0.9
+    # A burst may still come to one that was watched for a minute.
+    assert told(fills, seconds=60.0).probabilities["10m"] > 0.9
+    two_before = told(lambda at: {**fills(at), "requests_running": 2.0 if at == 200.0 else 1.0})
+    assert two_before.probabilities["10m"] > 0.9
+
+
+def test_a_quiet_engine_goes_by_all_the_prompts_that_it_has_ever_finished() -> None:
+    def quiet(ever: float) -> Timeline:
+        # Two run with 30 blocks each; one ends in half a minute, so fewer than ten in five minutes.
+        return lambda at: {
+            **answers(1.0, at),
+            "requests_running": 2.0,
+            "kv_usage_ratio": 0.6,
+            "finished_requests_total": ever + at // 35.0,
+            "finished_prompt_tokens_total": 160.0 * (ever + at // 35.0),
+        }
+
+    known, unknown = told(quiet(1000.0)), told(quiet(0.0))
+    assert "the next request needs about 10;" in known.why
+    assert known.probabilities["10m"] < 0.001
+    assert "the next request needs about 30;" in unknown.why
+
+
+def test_blocks_that_are_held_while_nothing_runs_leave_no_room() -> None:
+    held = told(lambda at: {"kv_usage_ratio": 0.95})
+    assert held.exhaustion_seconds == 0.0
+    assert held.probabilities == {"30s": 0.0, "2m": 0.0, "10m": 0.0}
+    assert held.why == (
+        "nothing runs; 5 of 100 blocks are free, the next request needs about 10; it has no room now"
+    )
+
+
+@pytest.mark.parametrize("interval", [0.2, 60.0, 300.0, 600.0])
+def test_there_is_a_forecast_at_any_interval(interval: float) -> None:
+    forecast = told(
+        lambda at: {**answers(1.0, at), "kv_usage_ratio": 0.2},
+        seconds=max(60.0, 4.0 * interval),
+        interval=interval,
+    )
+    assert forecast.unavailable is None
+    assert forecast.probabilities["10m"] < 0.001
+
+
 # -- when
 
 
@@ -215,6 +312,20 @@ def test_a_saw_tooth_is_scatter_and_no_trend() -> None:
     forecast = told(lambda at: {**answers(1.0, at), "kv_usage_ratio": 0.3 + 0.3 * (at % 30.0) / 30.0})
     assert forecast.exhaustion_seconds is None
     assert forecast.probabilities["2m"] < 0.001
+
+
+@pytest.mark.parametrize("phase", range(0, 60, 10))
+def test_a_load_that_comes_and_goes_is_not_expected_to_rise_above_what_it_ever_did(phase: int) -> None:
+    def batches(at: float) -> dict[str, Any]:
+        # Half a minute on, half a minute off, and nothing else for as long as is known.
+        runs = (at + phase) % 60.0 < 30.0
+        return {
+            **answers(1.0, at),
+            "kv_usage_ratio": 0.55 if runs else 0.0,
+            "requests_running": 10.0 if runs else 0.0,
+        }
+
+    assert told(batches).probabilities["10m"] < 0.2
 
 
 def test_a_pool_that_fell_idle_has_no_room_problem() -> None:
@@ -249,6 +360,28 @@ def test_peak_and_backlog_are_of_the_usual_lengths() -> None:
     assert told(lambda at: {}).prefill_backlog_tokens == 0.0
 
 
+def test_the_backlog_is_of_the_whole_queue_whatever_it_waits_for() -> None:
+    known = facts(flags={"block_size": 16, "max_num_seqs": 10}, max_model_len=1024, version="0.33.0")
+    forecast = told(
+        lambda at: {**answers(1.0, at), "kv_usage_ratio": 0.6, "requests_waiting": 50.0}, known=known
+    )
+    assert forecast.prefill_backlog_tokens == pytest.approx(50 * 160)
+    # Of the blocks only what runs: the others have no place.
+    assert forecast.peak_blocks == pytest.approx(60 + 10 * 10)
+
+
+def test_peak_and_backlog_have_all_of_a_prompt_also_where_its_first_chunk_is_let_in() -> None:
+    known = facts(
+        flags={"block_size": 16, "max_num_batched_tokens": 64}, max_model_len=1024, version="0.18.0"
+    )
+    forecast = told(
+        lambda at: {**answers(1.0, at), "kv_usage_ratio": 0.4, "requests_waiting": 3.0}, known=known
+    )
+    assert "the next request needs about 4;" in forecast.why
+    assert forecast.peak_blocks == pytest.approx(40 + 10 * 10 + 3 * 30)
+    assert forecast.prefill_backlog_tokens == pytest.approx(3 * 160)
+
+
 def test_a_pool_of_several_groups_grows_by_vllms_own_count_of_its_tokens() -> None:
     # 404 tokens in 101 blocks: four tokens take one. 16 tokens a second are 4 blocks, and a request holds 9.8.
     forecast = told(
@@ -271,9 +404,16 @@ def test_the_sentence_has_the_numbers() -> None:
     forecast = told(lambda at: {**answers(4.0, at), "kv_usage_ratio": 0.98, "requests_waiting": 2.0})
     assert forecast.why == (
         "10 run and grow by 4.0 blocks a second; 2 wait for room; 2 of 100 blocks are free, the next request needs about 10; "
-        "the chance that it has no room: 10% by now, 50% by now, 90% by now"
+        "it has no room now"
     )
-    assert "that is unlikely within 10 minutes" in told(lambda at: answers(1.0, at)).why
+    assert told(lambda at: {**answers(1.0, at), "requests_running": 1.0}).why == (
+        "1 runs and grows by 1.0 blocks a second; 100 of 100 blocks are free, the next request needs about 10; that it finds no "
+        "room within 10 minutes is unlikely; a request that is alone is not preempted"
+    )
+    just_ended = told(
+        lambda at: {**answers(6.0, min(at, 280.0)), "requests_running": 10.0 if at <= 280.0 else 0.0}
+    )
+    assert just_ended.why.startswith("nothing runs now, and blocks were used up at 4.0 a second; 100 of")
 
 
 # -- laws

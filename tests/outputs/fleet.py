@@ -139,7 +139,16 @@ def in_thrash(of: ReplicaAssessment) -> ReplicaAssessment:
         latest_seconds=45.0,
         peak_blocks=243.5,
         prefill_backlog_tokens=2016.0,
-        load=Load(usable=127, used=125, need=7.0, growth=4.0, finished=1.5, queue=9.0, running=17.0),
+        load=Load(
+            usable=127,
+            used=125,
+            need=7.0,
+            growth=4.0,
+            finished=1.5,
+            queue=9.0,
+            running=17.0,
+            most_running=20.0,
+        ),
     )
     in_it = replace(engine, states=(StateFound(EngineState.THRASH, why),), forecast=forecast)
     return replace(of, engines=(in_it,))

@@ -14,7 +14,8 @@ from kvheadroom.capacity.binding_limit import (
     BindingLimit,
     Need,
     find_binding_limit,
-    usual_need,
+    usual_blocks,
+    usual_tokens,
 )
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.engine_states import StateFound, find_states
@@ -31,6 +32,7 @@ from kvheadroom.capacity.prefix_cache import (
     findings,
     hit_granularity,
     hit_windows,
+    mean_tokens,
 )
 from kvheadroom.capacity.readings import (
     EngineSnapshot,
@@ -103,6 +105,10 @@ def assess(
         granularity = hit_granularity(snapshot, facts.decode_context_parallel_size.value)
     sessions = count_sessions(facts, prediction, observation, session_tokens)
     windows = hit_windows(snapshot, facts.rules, growths)
+    # A quiet engine finishes too few in the window: of all that it has ever finished a mean is known.
+    few = mean_tokens(lately, "finished_prompt_tokens_total") is None
+    lengths_of = growth_since_start(now) if few else lately
+    prompt = usual_tokens(lengths_of, _share_found(windows, snapshot))
     admission = Admission(
         snapshot=snapshot,
         now=now,
@@ -112,7 +118,8 @@ def assess(
         course=reading.five_minutes,
         need=Need(
             longest_blocks=_longest_blocks(facts, sessions),
-            usual_blocks=usual_need(facts, observation, lately, _share_found(windows, snapshot)),
+            usual_tokens=prompt,
+            usual_blocks=usual_blocks(facts, observation, prompt),
         ),
     )
     binding_limit = find_binding_limit(admission)
@@ -128,7 +135,7 @@ def assess(
         occupancy=estimate_occupancy(snapshot, facts, observation, lately),
         hit_windows=windows,
         binding_limit=binding_limit,
-        forecast=forecast(admission, binding_limit, lately),
+        forecast=forecast(admission, binding_limit, lengths_of),
         states=find_states(admission, reading.past, growths, sessions),
         problems=(
             *_contradictions(snapshot, observation),

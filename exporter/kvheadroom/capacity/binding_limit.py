@@ -49,11 +49,13 @@ class Need:
 
     Attributes:
         longest_blocks: one of max_model_len tokens, which none takes more than.
-        usual_blocks: what the mean prompt of those that finished does not find in the prefix cache.
+        usual_tokens: what the mean prompt of those that finished does not find in the prefix cache.
+        usual_blocks: for these, or for as many of them as have to fit at once.
     """
 
     longest_blocks: int | None
-    usual_blocks: int | None
+    usual_tokens: float | None = None
+    usual_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,22 +88,25 @@ class Admission:
         return None if moment is None else growth(moment, self.now)
 
 
-def usual_need(
-    facts: EngineFacts, observation: Observation, lengths_of: Growth, hit_ratio: float | None
-) -> int | None:
-    """Blocks of the mean prompt that are not found in the prefix cache.
-
-    Up to 0.18 only the first chunk has to fit, from 0.19 on the whole prompt.
+def usual_tokens(lengths_of: Growth, hit_ratio: float | None) -> float | None:
+    """Tokens of the mean prompt that are not found in the prefix cache.
 
     Args:
         lengths_of: tells the lengths of finished requests.
         hit_ratio: share of the prompts that is found.
     """
     prompt = mean_tokens(lengths_of, "finished_prompt_tokens_total")
+    return None if prompt is None or hit_ratio is None else prompt * (1 - hit_ratio)
+
+
+def usual_blocks(facts: EngineFacts, observation: Observation, tokens: float | None) -> int | None:
+    """Blocks that so many tokens of a prompt take before it may run.
+
+    Up to 0.18 only the first chunk has to fit, from 0.19 on the whole prompt.
+    """
     # Only where blocks are tokens, as with a single group.
-    if prompt is None or hit_ratio is None or observation.used_tokens is None or not observation.block_size:
+    if tokens is None or observation.used_tokens is None or not observation.block_size:
         return None
-    tokens = prompt * (1 - hit_ratio)
     if not facts.rules.scheduler.whole_prompt_must_fit:
         if facts.max_num_batched_tokens is None:
             return None

@@ -15,10 +15,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from operator import mul, sub
 
-from kvheadroom.capacity.binding_limit import Admission, BindingLimit, Limit, queue_at
+from kvheadroom.capacity.binding_limit import Admission, BindingLimit, Limit, Need, queue_at
 from kvheadroom.capacity.history import Growth, PastFigures
 from kvheadroom.capacity.prefix_cache import mean_tokens
 
@@ -37,9 +37,15 @@ _LEAST_SCATTER = 0.03
 _SHORTEST_STAY, _USUAL_STAY, _LONGEST_STAY = 2.0, 15.0, 60.0
 """Seconds in which demand returns to its trend; the usual one where nothing has finished yet."""
 _LEAST_TREND_SECONDS = 10.0
+_NONE_FINISHED_SECONDS = 90.0
+"""A server is asked once a minute how many requests have finished: that none has is only known when this is over."""
 _EARLIEST, _MEDIAN, _LATEST = 0.1, 0.5, 0.9
 _MOST_POINTS = 60
 """Of five minutes: more scrapes tell hardly more, and cost CPU at every tick."""
+_ALONE_SECONDS = 270.0
+"""One that nothing has joined for so long is taken to stay alone; before, the next burst may be near."""
+_ENOUGH_TO_SEE_TAILS = 20
+"""Scrapes: of so many normally distributed values the highest is expected 1.9 standard deviations above the mean."""
 _AT_ONCE = 1e-3
 """Of the pool: what demand is now is known to so much."""
 _SQRT_2 = math.sqrt(2.0)
@@ -61,8 +67,9 @@ class Load:
     Attributes:
         need: of the usual request that waits.
         growth: a second, of the answers of all that run.
-        finished: requests a second, None where it is not known.
+        finished: requests a second; 0 where none has for long, None where it is not known.
         queue: requests that wait for room.
+        most_running: at once, in the last five minutes; None where these were not watched.
     """
 
     usable: int
@@ -72,6 +79,7 @@ class Load:
     finished: float | None
     queue: float
     running: float
+    most_running: float | None
 
     @property
     def free(self) -> int:
@@ -82,6 +90,14 @@ class Load:
     def is_idle(self) -> bool:
         """Whether nothing runs, waits or was generated of late."""
         return not (self.running or self.queue or self.growth)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody can be preempted: vLLM starts only where the longest request fits, and what waits does not fit beside it."""
+        most = self.most_running
+        return (
+            most is not None and most <= 1 and self.running <= 1 and (not self.queue or self.free < self.need)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +111,8 @@ class Forecast:
         earliest_seconds, latest_seconds: the same with a probability of 10% and of 90%.
         peak_blocks: what runs and waits would hold if all of it went on to its usual end at once; None where the usual lengths
             are not known.
-        prefill_backlog_tokens: prompt tokens of what waits that are not in the prefix cache; None where not known.
+        prefill_backlog_tokens: prompt tokens of the queue that are not in the prefix cache, whatever it waits for; None where not
+            known.
         load: what it goes by; None where there is no forecast.
         unavailable: why there is none, None with a forecast.
         why_unavailable: the same in one sentence.
@@ -117,17 +134,22 @@ class Forecast:
         if self.load is None:
             return self.why_unavailable
         load = self.load
-        if load.is_idle:
-            return f"nothing runs, and {load.free:,} of {load.usable:,} blocks are free"
-        return (
-            f"{load.running:,.0f} run and grow by {load.growth:,.1f} blocks a second"
-            f"{f'; {load.queue:,.0f} wait for room' if load.queue else ''}; {load.free:,} of {load.usable:,} blocks are free, the next "
-            f"request needs about {load.need:,.0f}; {self._when()}"
-        )
+        room = f"{load.free:,} of {load.usable:,} blocks are free"
+        if load.is_idle and load.free >= load.need:
+            return f"nothing runs, and {room}"
+        parts = [_running(load)]
+        if load.queue:
+            parts.append(f"{load.queue:,.0f} {'waits' if load.queue == 1 else 'wait'} for room")
+        parts += [f"{room}, the next request needs about {load.need:,.0f}", self._when()]
+        if load.is_alone and load.running:
+            parts.append("a request that is alone is not preempted")
+        return "; ".join(parts)
 
     def _when(self) -> str:
         if self.earliest_seconds is None:
-            return "that is unlikely within 10 minutes"
+            return "that it finds no room within 10 minutes is unlikely"
+        if self.latest_seconds == 0:
+            return "it has no room now"
         marks = (
             ("10%", self.earliest_seconds),
             ("50%", self.exhaustion_seconds),
@@ -140,12 +162,12 @@ class Forecast:
         return f"the chance that it has no room: {', '.join(told)}"
 
 
-def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
+def forecast(now: Admission, binding: BindingLimit, lengths_of: Growth) -> Forecast:
     """The forecast of one engine at one instant.
 
     Args:
         binding: what keeps requests waiting; those that wait for a place or a grammar are no demand for blocks.
-        lately: tells the lengths of requests that finished.
+        lengths_of: tells the lengths of requests that finished.
     """
     snapshot, observation = now.snapshot, now.observation
     if snapshot.sleeping:
@@ -166,8 +188,8 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
         )
     for_blocks = binding.limit not in (Limit.MAX_NUM_SEQS, Limit.DEFERRED)
     queue = now.queue if for_blocks else 0.0
-    course = now.course
-    watched = now.now.taken_at - course.times[0] if course.times else 0.0
+    oldest = now.recent.oldest
+    watched = 0.0 if oldest is None else now.now.taken_at - oldest.taken_at
     if watched < LEAST_WATCHED_SECONDS and not queue:
         return Forecast(
             unavailable=NoForecast.WATCHED_TOO_SHORT,
@@ -177,7 +199,7 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
     if growth is None:
         return Forecast(
             unavailable=NoForecast.WATCHED_TOO_SHORT,
-            why_unavailable="it is the first scrape of a run; the next one tells how fast blocks are used up",
+            why_unavailable="how fast blocks are used up takes two scrapes of a run that tell the generated tokens",
         )
     need = now.need.usual_blocks or (used / running if running else 1.0)
     load = Load(
@@ -188,13 +210,18 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
         finished=_finished(now),
         queue=queue,
         running=running,
+        most_running=max(now.course.of("requests_running"), default=None)
+        if watched >= _ALONE_SECONDS
+        else None,
     )
-    if load.is_idle:
+    peak_blocks = _peak_blocks(load, lengths_of, now.need, tokens_per_block)
+    backlog_tokens = _backlog_tokens(now.queue, now.need.usual_tokens)
+    if load.is_idle and load.free >= load.need:
         # Most engines of a fleet at most times.
         return Forecast(
             probabilities=dict.fromkeys(HORIZONS, 0.0),
-            peak_blocks=_peak_blocks(load, lately, tokens_per_block),
-            prefill_backlog_tokens=0.0,
+            peak_blocks=peak_blocks,
+            prefill_backlog_tokens=backlog_tokens,
             load=load,
         )
     chances = _without_room(now, load, for_blocks=for_blocks)
@@ -205,8 +232,8 @@ def forecast(now: Admission, binding: BindingLimit, lately: Growth) -> Forecast:
         exhaustion_seconds=median,
         earliest_seconds=earliest,
         latest_seconds=latest,
-        peak_blocks=_peak_blocks(load, lately, tokens_per_block),
-        prefill_backlog_tokens=_backlog_tokens(load, now.need.usual_blocks, tokens_per_block),
+        peak_blocks=peak_blocks,
+        prefill_backlog_tokens=backlog_tokens,
         load=load,
     )
 
@@ -229,10 +256,12 @@ def _growth(now: Admission) -> float | None:
 
 
 def _finished(now: Admission) -> float | None:
-    """Requests that finished a second, in the last five minutes; None where none did."""
+    """Requests that finished a second, in the last five minutes."""
     grown = now.since(now.recent.oldest)
     requests = None if grown is None else grown.of("finished_requests_total")
-    return requests / grown.seconds if requests and grown is not None and grown.seconds else None
+    if grown is None or not grown.seconds or requests is None:
+        return None
+    return requests / grown.seconds if requests or grown.seconds >= _NONE_FINISHED_SECONDS else None
 
 
 def _without_room(now: Admission, load: Load, *, for_blocks: bool) -> list[float]:
@@ -243,15 +272,15 @@ def _without_room(now: Admission, load: Load, *, for_blocks: bool) -> list[float
     """
     need, at = load.need / load.usable, now.now.taken_at
     seen_before = _course(now.course)
-    before = 0.0
-    if now.recent.previous is not None:
-        before = queue_at(now.recent.previous) or 0.0
-    demand = _demand(load.used / load.usable, load.queue, load.queue - before, need)
+    before = None if now.recent.previous is None else queue_at(now.recent.previous)
+    # What is not known to have just come, asks one by one.
+    came = 0.0 if before is None else load.queue - before
+    demand = _demand(load.used / load.usable, load.queue, came, need)
     level, trend, scatter, stay, goes_on = demand, 0.0, 0.0, _USUAL_STAY, 1.0
     if seen_before is not None:
         times, usages, queues, new, runnings = seen_before
         seen = at - times[0]
-        if load.finished is not None:
+        if load.finished:
             # Little's law: so many run, and so many end a second.
             stay = min(max(sum(runnings) / len(runnings) / load.finished, _SHORTEST_STAY), _LONGEST_STAY)
         if seen >= _LEAST_TREND_SECONDS:
@@ -312,7 +341,11 @@ def _demand(usage: float, queue: float, new: float, need: float) -> float:
 
 
 def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[float, float, float, float]:
-    """The least-squares line: (value at an instant, slope a second, standard deviation around it, share explained by it, 0-1)."""
+    """The least-squares line: (value at an instant, slope a second, scatter around it, share explained by it, 0-1).
+
+    The scatter is the standard deviation, and at most half of how far the values ever rose above the line: a load that comes and goes
+    strays far from its mean and no further than it goes, and a normal distribution would have tails beyond.
+    """
     number = len(times)
     ages = [time - at for time in times]
     mean_age, mean = sum(ages) / number, sum(values) / number
@@ -324,7 +357,10 @@ def _line(times: Sequence[float], values: Sequence[float], at: float) -> tuple[f
         slope * slope * squares / number,
     )
     share = min(explained / variance, 1.0) if variance > 0 else 0.0
-    return mean - slope * mean_age, slope, math.sqrt(max(0.0, variance - explained)), share
+    level, scatter = mean - slope * mean_age, math.sqrt(max(0.0, variance - explained))
+    if number >= _ENOUGH_TO_SEE_TAILS:
+        scatter = min(scatter, (max(map(sub, values, map(mul, repeat(slope), ages))) - level) / 2.0)
+    return level, slope, scatter, share
 
 
 def _probability(load: Load, areas: Sequence[float], seconds: float) -> float:
@@ -336,9 +372,12 @@ def _probability(load: Load, areas: Sequence[float], seconds: float) -> float:
     Preemptions come in clusters, so a rate that is known badly is taken as exponentially distributed around what was worked out:
     1 - 1 / (1 + expected) in place of 1 - exp(-expected).
     """
+    if load.is_alone:
+        return 0.0
     first, begins = 0.0, 0.0
     if load.queue and load.free < load.need and load.growth > 0:
-        finished = load.finished or 0.0
+        # Where it is not known, each that runs stays as long as usual.
+        finished = load.running / _USUAL_STAY if load.finished is None else load.finished
         begins = min(seconds, 1.0 / finished if finished else _USUAL_STAY)
         if load.free / load.growth < seconds:
             first = math.exp(-finished * load.free / load.growth)
@@ -373,19 +412,33 @@ def _reached(chances: Sequence[float], ratio: float) -> float | None:
     return _AHEAD[place - 1] + _LENGTHS[place - 1] * (ratio - one) / (other - one)
 
 
-def _peak_blocks(load: Load, lately: Growth, tokens_per_block: float) -> float | None:
-    """Half of the usual answer is still to come of what runs, on average; of what waits, all of it."""
-    answer = mean_tokens(lately, "finished_generation_tokens_total")
+def _peak_blocks(load: Load, lengths_of: Growth, need: Need, tokens_per_block: float) -> float | None:
+    """Half of the usual answer is still to come of what runs, on average; of what waits for blocks, its prompt and all of it."""
+    answer = mean_tokens(lengths_of, "finished_generation_tokens_total")
     if answer is None:
         return None
-    to_come = (load.running / 2.0 + load.queue) * answer / tokens_per_block
-    return load.used + load.queue * load.need + to_come
+    prompt = load.need
+    if need.usual_blocks is not None and need.usual_tokens is not None:
+        # All of it, of whatever release: what does not have to fit at once is computed after that.
+        prompt = need.usual_tokens / tokens_per_block
+    return load.used + load.queue * prompt + (load.running / 2.0 + load.queue) * answer / tokens_per_block
 
 
-def _backlog_tokens(load: Load, usual_blocks: int | None, tokens_per_block: float) -> float | None:
-    if not load.queue:
+def _backlog_tokens(queue: float, usual_tokens: float | None) -> float | None:
+    if not queue:
         return 0.0
-    return None if usual_blocks is None else load.queue * usual_blocks * tokens_per_block
+    return None if usual_tokens is None else queue * usual_tokens
+
+
+def _running(load: Load) -> str:
+    if not load.running:
+        return (
+            f"nothing runs now, and blocks were used up at {load.growth:,.1f} a second"
+            if load.growth
+            else "nothing runs"
+        )
+    run = "1 runs and grows" if load.running == 1 else f"{load.running:,.0f} run and grow"
+    return f"{run} by {load.growth:,.1f} blocks a second"
 
 
 def _after(seconds: float) -> str:

@@ -278,14 +278,14 @@ FORECAST = (
     ),
     _gauge(
         "forecast_peak_blocks",
-        "Blocks that what runs and waits would hold if all of it went on to its usual end at once: more than usable_blocks "
-        "means that something has to end first. Absent until ten requests have finished.",
+        "Blocks that what runs, and what waits for blocks, would hold if all of it went on to its usual end at once: more than "
+        "used_blocks + free_blocks means that something has to end first. Absent until ten requests have finished.",
         lambda a: a.forecast.peak_blocks,
     ),
     _gauge(
         "prefill_backlog_tokens",
-        "Prompt tokens of the waiting requests that are not in the prefix cache, by the usual prompt. Absent where the usual "
-        "prompt is not known.",
+        "Prompt tokens of the waiting requests that are not in the prefix cache, by the usual prompt; of deferred requests none. "
+        "Absent where the usual prompt is not known.",
         lambda a: a.forecast.prefill_backlog_tokens,
     ),
 )
@@ -294,7 +294,7 @@ FORECAST_UNAVAILABLE = Metric(
     "gauge",
     (*ENGINE_LABELS, "reason"),
     "1 where there is no forecast, with the reason: sleeping, not_told (the page lacks a figure), watched_too_short (less than "
-    "30 s without a gap, and nothing waits), tokens_per_block_unknown.",
+    "30 s without a gap and nothing waits, or one scrape alone), tokens_per_block_unknown.",
 )
 _WINDOW_LABELS = (*ENGINE_LABELS, "window")
 PREFIX_CACHE_HIT_RATIO = Metric(
