@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvheadroom.capacity.assessment import Reading, assess
+from kvheadroom.capacity.demand import Load
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.engine_states import EngineState, StateFound
 from kvheadroom.capacity.facts import MissingFact, OperatorFacts, ServerAnswers
@@ -17,7 +18,7 @@ from kvheadroom.capacity.fleet import (
     ReplicaState,
     SourceStatus,
 )
-from kvheadroom.capacity.forecast import Forecast, Load
+from kvheadroom.capacity.forecast import Forecast
 from kvheadroom.capacity.gpu_assignment import (
     Assignment,
     GpuAssignments,
