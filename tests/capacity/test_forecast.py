@@ -289,6 +289,21 @@ def test_there_is_a_forecast_at_any_interval(interval: float) -> None:
     assert forecast.probabilities["10m"] < 0.001
 
 
+def test_what_the_prefix_cache_has_takes_free_blocks_as_well() -> None:
+    forecast = told(
+        lambda at: {
+            **answers(1.0, at),
+            "prefix_cache_queries_total": 160.0 * at,
+            "prefix_cache_hits_total": 144.0 * at,
+            "kv_usage_ratio": 0.95,
+            "requests_waiting": 2.0,
+        }
+    )
+    assert "5 of 100 blocks are free, the next request needs about 10; it has no room now" in forecast.why
+    # What is left to compute of the two is a tenth.
+    assert forecast.prefill_backlog_tokens == pytest.approx(2 * 16)
+
+
 # -- when
 
 

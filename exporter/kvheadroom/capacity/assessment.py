@@ -120,6 +120,9 @@ def assess(
             longest_blocks=_longest_blocks(facts, sessions),
             usual_tokens=prompt,
             usual_blocks=usual_blocks(facts, observation, prompt),
+            prompt_blocks=usual_blocks(
+                facts, observation, mean_tokens(lengths_of, "finished_prompt_tokens_total")
+            ),
         ),
     )
     binding_limit = find_binding_limit(admission)

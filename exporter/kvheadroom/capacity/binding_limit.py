@@ -50,12 +50,15 @@ class Need:
     Attributes:
         longest_blocks: one of max_model_len tokens, which none takes more than.
         usual_tokens: what the mean prompt of those that finished does not find in the prefix cache.
-        usual_blocks: for these, or for as many of them as have to fit at once.
+        usual_blocks: for these, or for as many of them as have to fit at once: the least that it takes.
+        prompt_blocks: the same of all of that prompt. What is found in the cache takes free blocks as well, unless a running request holds
+            it (`get_num_blocks_to_allocate` of v1/core/single_type_kv_cache_manager.py, 0.33.0, counts evictable blocks).
     """
 
     longest_blocks: int | None
     usual_tokens: float | None = None
     usual_blocks: int | None = None
+    prompt_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,7 +150,7 @@ def forecast(now: Admission, binding: BindingLimit, lengths_of: Growth) -> Forec
             unavailable=NoForecast.WATCHED_TOO_SHORT,
             why_unavailable="how fast blocks are used up takes two scrapes of a run that tell the generated tokens",
         )
-    need = now.need.usual_blocks or (used / running if running else 1.0)
+    need = now.need.prompt_blocks or (used / running if running else 1.0)
     load = Load(
         usable=usable,
         used=used,
@@ -242,9 +242,10 @@ def _peak_blocks(load: Load, lengths_of: Growth, need: Need, tokens_per_block: f
     if answer is None:
         return None
     prompt = load.need
-    if need.usual_blocks is not None and need.usual_tokens is not None:
+    tokens = mean_tokens(lengths_of, "finished_prompt_tokens_total")
+    if need.prompt_blocks is not None and tokens is not None:
         # All of it, of whatever release: what does not have to fit at once is computed after that.
-        prompt = need.usual_tokens / tokens_per_block
+        prompt = tokens / tokens_per_block
     return load.used + load.queue * prompt + (load.running / 2.0 + load.queue) * answer / tokens_per_block
 
 
