@@ -1,7 +1,6 @@
 """Forecasts: what they are made of, on made-up scrapes; how often they are right is in tests/lab."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,26 +11,15 @@ from hypothesis import strategies as st
 from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.forecast import HORIZONS, Forecast, NoForecast
-from kvheadroom.capacity.readings import EngineSnapshot
 from kvheadroom.monitor.history import EngineHistory
 from tests.capacity.facts_builder import facts
+from tests.capacity.test_engine_states import START, Timeline
+from tests.capacity.test_engine_states import STILL as AT_REST
 
-START = 1_700_000_000.0
-# 101 blocks of 16 tokens, of which 100 can be used. Prompts of 160 tokens are 10 blocks, and none is found in the prefix cache.
-STILL = EngineSnapshot(
-    engine="0",
-    num_blocks=101,
-    block_size=16,
-    attention_block_size=16,
-    max_concurrency=101 / 64,
+# Of its 101 blocks of 16 tokens 100 can be used. Prompts of 160 tokens are 10 blocks, and none is found in the prefix cache.
+STILL = replace(
+    AT_REST,
     pool_tokens=1616,
-    kv_usage_ratio=0.0,
-    requests_running=0.0,
-    requests_waiting=0.0,
-    requests_waiting_capacity=0.0,
-    requests_waiting_deferred=0.0,
-    preemptions_total=0.0,
-    prompt_tokens_total=10_000.0,
     generation_tokens_total=0.0,
     prefix_cache_queries_total=0.0,
     prefix_cache_hits_total=0.0,
@@ -39,7 +27,6 @@ STILL = EngineSnapshot(
     finished_prompt_tokens_total=16_000.0,
     finished_generation_tokens_total=32_000.0,
 )
-Timeline = Callable[[float], dict[str, Any]]
 
 
 def told(

@@ -4,6 +4,8 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import Outcome, PlanRequest
 from kvheadroom.capacity.facts import AUTO_LENGTH, OperatorFacts
@@ -40,8 +42,8 @@ def planned(row: dict[str, Any], chance: random.Random, *, by_sum: bool) -> Mode
 
 
 def test_every_kind_of_model_is_told_within_100_columns_and_as_json(seeded: random.Random) -> None:
-    # The command line has no KV connectors, and what is wrong with one is found by the reader of cases.
-    rows = [row for row in ROWS if "kv_transfer_config" not in row["flags"]]
+    # The command line has neither KV connectors nor backends of the prefill: what is wrong with one is found by the reader of cases.
+    rows = [row for row in ROWS if not {"kv_transfer_config", "kda_prefill_backend"} & row["flags"].keys()]
     for row in seeded.sample(rows, SAMPLE):
         for by_sum in (False, True):
             model = planned(row, seeded, by_sum=by_sum)
@@ -57,6 +59,17 @@ def test_every_kind_of_model_is_told_within_100_columns_and_as_json(seeded: rand
                 assert model.rows[0].plan.outcome in (Outcome.REFUSED, Outcome.NO_ROOM, Outcome.UNKNOWN), row[
                     "id"
                 ]
+
+
+@pytest.mark.parametrize("row", ["b6-fit-mamba", "b8-fit-fmamba", "b8-fit-mamba2"])
+def test_a_length_to_be_fitted_is_refused_where_the_model_has_none(row: str) -> None:
+    assert is_refused(BY_ID[row])
+    model = planned(BY_ID[row], random.Random(1), by_sum=False)
+    assert model.rows[0].plan.outcome is Outcome.REFUSED
+    assert (
+        model.rows[0].plan.reason
+        == "max_model_len=-1 needs a longest context in config.json, and there is none"
+    )
 
 
 def test_figures_of_many_stages_stand_within_100_columns() -> None:

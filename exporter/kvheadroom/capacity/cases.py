@@ -7,7 +7,13 @@ forms of the reference: planned, refused, unknown.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvheadroom.capacity.facts import PARALLEL_FLAGS, EngineFacts, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import (
+    NO_LENGTH_TO_FIT,
+    PARALLEL_FLAGS,
+    EngineFacts,
+    OperatorFacts,
+    ServerAnswers,
+)
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import GPUS, catalogue_name, not_modelled_because
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
@@ -170,7 +176,7 @@ def _answer(case: Mapping[str, Any]) -> dict[str, Any]:
     if auto_fit and facts.model.takes_any_length:
         return {
             "refused": True,
-            "error": "max_model_len=-1 needs a longest context in config.json, and there is none",
+            "error": NO_LENGTH_TO_FIT,
         }
     if isinstance(layout, str) or layout is None:
         raise _UnknownCaseError(layout or "the layout is not known")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kvheadroom.capacity.facts import AUTO_LENGTH, EngineFacts, OperatorFacts, ServerAnswers
+from kvheadroom.capacity.facts import AUTO_LENGTH, NO_LENGTH_TO_FIT, EngineFacts, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.kv_cache import KvLayout, Refusal, plan_layout
 from kvheadroom.capacity.memory import MemoryTerm, NoRoom, PoolBudget, plan_budget
@@ -203,6 +203,8 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
         return ends(Outcome.UNKNOWN, "; ".join(facts.obstacles))
     if isinstance(layout, Refusal):
         return ends(Outcome.REFUSED, "; ".join(layout.reasons))
+    if fit_length and facts.model is not None and facts.model.takes_any_length:
+        return ends(Outcome.REFUSED, NO_LENGTH_TO_FIT)
     if planned is None:
         return ends(Outcome.UNKNOWN, layout if isinstance(layout, str) else "the layout is not known")
     if isinstance(budget, str):

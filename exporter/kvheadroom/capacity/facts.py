@@ -76,6 +76,8 @@ STATE_FLAGS: Mapping[str, str] = {
 }
 AUTO_LENGTH = -1
 """`--max-model-len auto`, as vLLM writes it down: the longest length that starts."""
+NO_LENGTH_TO_FIT = "max_model_len=-1 needs a longest context in config.json, and there is none"
+"""Why vLLM refuses that of a model that takes any length."""
 PARALLEL_FLAGS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",

@@ -87,19 +87,18 @@ def make_ledger(facts: EngineFacts, prediction: Prediction, observation: Observa
         total_from=str(hbm.origin),
         problem=problem,
         terms=(
-            LedgerTerm(
-                term=Term.OUTSIDE_UTILIZATION,
-                predicted_bytes=outside,
-                observed_bytes=outside if known else None,
-                predicted_from=utilization_from,
-                observed_from="as predicted" if known else "",
-            ),
-            LedgerTerm(
-                term=Term.WEIGHTS,
-                predicted_bytes=weights,
-                observed_bytes=weights if known else None,
-                predicted_from=weights_from,
-                observed_from="as predicted" if known else "",
+            *(
+                LedgerTerm(
+                    term=term,
+                    predicted_bytes=size,
+                    observed_bytes=size if known else None,
+                    predicted_from=origin,
+                    observed_from="as predicted" if known else "",
+                )
+                for term, size, origin in (
+                    (Term.OUTSIDE_UTILIZATION, outside, utilization_from),
+                    (Term.WEIGHTS, weights, weights_from),
+                )
             ),
             LedgerTerm(
                 term=Term.OVERHEAD,
