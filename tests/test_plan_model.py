@@ -646,7 +646,7 @@ def test_ways_out_are_options_not_lines_of_a_config_file(tmp_path: Path) -> None
     (row,) = document(*unsaid)["models"][0]["plans"]
     assert "say it (--gpu H200, or what" in row["reason"]
     text = " ".join(plan(str(tiny(tmp_path)), "--hbm-bytes", "48G").stdout.split())
-    assert "12 GB (--overhead-gb, a guess until it is measured)" in text
+    assert "GB (--overhead-gb; estimated, " in text
 
 
 def test_no_token_drafted_is_no_draft() -> None:

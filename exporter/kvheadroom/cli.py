@@ -132,7 +132,7 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "config file (YAML):\n"
         "  scrape_interval: 5s\n"
         "  session_tokens: [262144]       # lengths to count sessions of\n"
-        "  overhead_gb: 12                # per GPU: context, activations, CUDA graphs\n"
+        "  overhead_gb: 4.5               # per GPU: context, activations, CUDA graphs; default: estimated\n"
         "  replicas:\n"
         "    - url: http://host:8000\n"
         "      name: glm-a                # default: host:port\n"

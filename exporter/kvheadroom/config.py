@@ -87,6 +87,7 @@ class VllmFlags(Strict):
     enable_chunked_prefill: bool | None = None
     async_scheduling: bool | None = None
     disable_hybrid_kv_cache_manager: bool | None = None
+    enforce_eager: bool | None = None
     mamba_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     mamba_block_size: PositiveInt | None = None

@@ -45,7 +45,8 @@ Several values, with commas, make a row each: --tp 4,8 --dcp 1,8 is four rows. N
 reads them: 32k is 32,000, 32K is 32,768. GB is 10^9 bytes, GiB is 2^30.
 
 --assumptions article puts the sum on paper first: (GB on the box x utilization - overhead - total_size / TP) over
-bytes per token, without blocks. The default puts first what vLLM does, and both show the steps between them.
+bytes per token, without blocks, with 12 GB of overhead in vLLM's figures too. The default puts first what vLLM does, with the overhead
+estimated, and both show the steps between them.
 
 Each line of a FILE of --cases is a JSON object with id, config (a parsed config.json), flags (vLLM's names), gpu,
 vllm_version, available_bytes (per GPU; a list for pipeline stages) and optionally lengths: [tokens].
@@ -113,6 +114,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "enable_expert_parallel",
         "whole experts on each GPU; default: off",
     ),
+    (("--enforce-eager",), "enforce_eager", "no CUDA graphs; default: off"),
 )
 
 
@@ -153,7 +155,7 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         type=gigabytes,
         dest="overhead_bytes",
         metavar="X",
-        help="GB per GPU that are neither weights nor KV: context, NCCL, activations, CUDA graphs (default 12)",
+        help="GB per GPU that are neither weights nor KV: context, NCCL, activations, CUDA graphs (default: estimated; the sum on paper takes 12)",
     )
     what.add_argument(
         "--vllm-version",

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from kvheadroom.capacity.article import PAPER_OVERHEAD_BYTES
 from kvheadroom.capacity.deployment import PlanRequest, facts_of_start
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.facts import OperatorFacts
@@ -187,7 +188,9 @@ def _requests(
                 gpu=options.gpu,
                 hbm_bytes=options.hbm_bytes,
                 weights_bytes=source.weights_bytes,
-                overhead_bytes=options.overhead_bytes,
+                overhead_bytes=PAPER_OVERHEAD_BYTES
+                if options.by_sum and options.overhead_bytes is None
+                else options.overhead_bytes,
             ),
             version=options.version,
             session_tokens=options.session_tokens,

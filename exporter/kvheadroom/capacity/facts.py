@@ -25,6 +25,7 @@ class Origin(StrEnum):
     COMMAND_LINE = "its command line"
     MACHINE = "this machine"
     MODEL_FILES = "the model's files"
+    ESTIMATED = "estimated"
     DEFAULT = "default"
     ASSUMED = "assumed"
 
@@ -40,7 +41,7 @@ class Fact(Generic[T]):
     @property
     def assumed(self) -> bool:
         """Whether nobody said it: a default or a guess."""
-        return self.origin in (Origin.DEFAULT, Origin.ASSUMED)
+        return self.origin in (Origin.ESTIMATED, Origin.DEFAULT, Origin.ASSUMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class CacheFlags:
         hybrid_manager_wanted: `--no-disable-hybrid-kv-cache-manager` is said.
         offloading: `--kv-offloading-size` is given.
         connector: `--kv-transfer-config` is given.
+        enforce_eager: no CUDA graphs.
     """
 
     attention_backend: str | None = None
@@ -157,6 +159,7 @@ class CacheFlags:
     expert_parallel: bool = False
     offloading: bool = False
     connector: bool = False
+    enforce_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.hardware import missing_for_pool, resolve_hardware
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, read_geometry
+from kvheadroom.capacity.overhead import estimate_overhead
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 from kvheadroom.capacity.said_flags import SaidFlags, unread_flags
@@ -166,8 +167,23 @@ def resolve_facts(
         obstacles=tuple(obstacles),
     )
     facts = replace(facts, obstacles=(*facts.obstacles, *unread_flags(facts, said, echoed, answers)))
+    facts = _with_overhead(facts)
     unsized = weights_bytes is None and hbm_bytes is not None and facts.pool_from_hbm
     return _with_weights(facts) if sizes_weights and unsized else facts
+
+
+def _with_overhead(facts: EngineFacts) -> EngineFacts:
+    """With the overhead that the model's shapes and the scheduler's limits make likely; where they are not known, the guess stays."""
+    if not facts.overhead_bytes.assumed or not facts.pool_from_hbm:
+        return facts
+    estimate = estimate_overhead(facts)
+    if isinstance(estimate, str):
+        return facts
+    note = (
+        f"{estimate.total_bytes / 1e9:.2f} GB (`overhead_gb`; estimated, {estimate.low_bytes / 1e9:.1f} to "
+        f"{estimate.high_bytes / 1e9:.1f} in eight of ten public starts)"
+    )
+    return replace(facts, overhead_bytes=Fact(estimate.total_bytes, Origin.ESTIMATED, note))
 
 
 def _with_weights(facts: EngineFacts) -> EngineFacts:
@@ -215,6 +231,7 @@ def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
         max_num_seqs=flags.get("max_num_seqs"),
         offloading=bool(flags.get("kv_offloading_size")),
         connector=bool(flags.get("kv_transfer_config")),
+        enforce_eager=bool(flags.get("enforce_eager")),
     )
 
 

@@ -41,7 +41,10 @@ class ModelGeometry:
         vision_heads: attention heads of the vision tower, None without one.
         deepstack_layers: first layers into which images go, which must stand on one pipeline stage.
         quantization: the checkpoint's `quant_method` as vLLM reads it, None without one.
-        mlp_size, expert_size: `intermediate_size` and `moe_intermediate_size`, None where config.json has no such number.
+        hidden_size, mlp_size, expert_size: `hidden_size`, `intermediate_size` and `moe_intermediate_size`, None where config.json has no
+            such number.
+        experts_per_token: experts that each token goes through, None where config.json names none.
+        takes_videos: it has an encoder that takes videos.
         shared_size: inner values of the shared experts of a layer together, None without them.
         weight_block: rows and columns of a block that shares a scale, of fp8 checkpoints that have such.
         model_window: tokens of the window that layers take which name none of their own, also those of a draft.
@@ -70,7 +73,10 @@ class ModelGeometry:
     deepstack_layers: int = 0
     model_window: int | None = None
     quantization: str | None = None
+    hidden_size: int | None = None
     mlp_size: int | None = None
+    experts_per_token: int | None = None
+    takes_videos: bool = False
     expert_size: int | None = None
     shared_size: int | None = None
     weight_block: tuple[int, int] | None = None
@@ -157,6 +163,14 @@ _UNAWARE_OF_SCHEME = frozenset(
     }
 )
 _DENSE_KEYS = ("first_k_dense_replace", "num_dense_layers")
+_CHOSEN_KEYS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "top_k_experts",
+    "moe_top_k",
+    "moe_k",
+)
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -197,7 +211,10 @@ def _read(architecture: str, whole: ModelConfig, text: ModelConfig, stack: Layer
         deepstack_layers=_deepstack_layers(architecture, whole),
         model_window=_model_window(text, stack),
         quantization=quantization_method(whole, text),
+        hidden_size=_first_number(text, "hidden_size", "n_embd", "d_model"),
         mlp_size=_number(text, "intermediate_size"),
+        experts_per_token=_first_number(text, *_CHOSEN_KEYS),
+        takes_videos=any(whole.has(key) for key in ("video_token_id", "video_token_index")),
         expert_size=_number(text, "moe_intermediate_size"),
         shared_size=_shared_size(text),
         weight_block=weight_block(whole),
@@ -261,6 +278,10 @@ _SIZES = (
 
 def _number(text: ModelConfig, key: str) -> int | None:
     return text.count(key, smallest=0) if isinstance(text.values.get(key), int | float) else None
+
+
+def _first_number(text: ModelConfig, *keys: str) -> int | None:
+    return next((number for key in keys if (number := _number(text, key)) is not None), None)
 
 
 def _shared_size(text: ModelConfig) -> int | None:

@@ -32,6 +32,20 @@ class PackedBlocks(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class SecondRunner:
+    """Models that the second model runner ("V2") serves unless told otherwise.
+
+    Attributes:
+        dense: every model without experts and recurrent states.
+        all: every model.
+    """
+
+    architectures: frozenset[str] = frozenset()
+    dense: bool = False
+    all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseRules:
     """The rules of one vLLM release that a prediction or an observation needs.
 
@@ -61,6 +75,13 @@ class ReleaseRules:
         largest_batches: from 160 GiB on a GPU batches 16,384 tokens by default, not 8,192.
         packed_blocks: how groups of unlike blocks share the pool.
         scheduler: how waiting requests are admitted.
+        subtracts_graphs: an estimate of the CUDA graphs is taken off before the pool is sized.
+        second_runner: which models vLLM's second model runner serves by default.
+        second_runner_subtracts_graphs: it makes that estimate as well.
+        second_runner_is_lean: its dummy step samples without a 32-bit copy of the logits.
+        sorts_logits: the dummy step sorts all logits to sample.
+        keeps_workspaces: workspaces of experts stay allocated after a step.
+        prefills_whole: the first engine ("V0") is the default, which prefills a prompt in one step.
         blackwell_kv_dtypes: for each architecture, what kv_cache_dtype=auto becomes on GPUs of capability 10.x.
     """
 
@@ -88,6 +109,13 @@ class ReleaseRules:
     largest_batches: bool
     packed_blocks: PackedBlocks
     scheduler: SchedulerRules
+    subtracts_graphs: bool
+    second_runner: SecondRunner
+    second_runner_subtracts_graphs: bool
+    second_runner_is_lean: bool
+    sorts_logits: bool
+    keeps_workspaces: bool
+    prefills_whole: bool
 
 
 # What kv_cache_dtype=auto becomes on GPUs of capability 10.x (models/config.py), and since when.
@@ -114,6 +142,34 @@ _PACKED_BLOCKS: _Since[PackedBlocks] = (
 )
 # model_executor/models/config.py HybridAttentionMambaModelConfig, since 0.20 platforms/interface.py
 _LEAST_LATENT_UNITS: _Since[int] = (((0, 0), 64), ((0, 20), 1), ((0, 27), 128))
+
+_DENSE_MOE = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
+_SINCE_26 = (
+    *_DENSE_MOE,
+    "InklingForCausalLM",
+    "InklingForConditionalGeneration",
+    "LongcatFlashNgramForCausalLM",
+)
+# config/vllm.py use_v2_model_runner, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES (0.22 to 0.28)
+_SECOND_RUNNERS: _Since[SecondRunner] = (
+    ((0, 0), SecondRunner()),
+    ((0, 22), SecondRunner(frozenset({"Qwen3ForCausalLM"}))),
+    ((0, 23), SecondRunner(frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"}))),
+    (
+        (0, 24),
+        SecondRunner(frozenset({*_DENSE_MOE, "LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})),
+    ),
+    ((0, 25), SecondRunner(frozenset(_DENSE_MOE), dense=True)),
+    ((0, 26), SecondRunner(frozenset(_SINCE_26), dense=True)),
+    ((0, 27), SecondRunner(frozenset({*_SINCE_26, "KimiK3ForConditionalGeneration"}), dense=True)),
+    (
+        (0, 28),
+        SecondRunner(
+            frozenset({*_SINCE_26, "DeepseekV4ForCausalLM", "KimiK3ForConditionalGeneration"}), dense=True
+        ),
+    ),
+    ((0, 29), SecondRunner(all=True)),
+)
 
 
 def parse_release(version: str) -> Release | None:
@@ -186,6 +242,19 @@ def rules_for(version: str | None) -> ReleaseRules:
         largest_kind_factor=_of_release(_LARGEST_KIND_FACTORS, known),
         packed_blocks=_of_release(_PACKED_BLOCKS, known),
         scheduler=scheduler_rules(known),
+        # envs.py VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS: 0 up to 0.19.1, 1 from 0.20.0
+        subtracts_graphs=known >= (0, 20, 0),
+        second_runner=_of_release(_SECOND_RUNNERS, known),
+        # v1/worker/gpu/model_runner.py profile_cudagraph_memory: returns 0 up to 0.28.0
+        second_runner_subtracts_graphs=known >= (0, 29, 0),
+        # v1/worker/gpu/model_runner.py _dummy_sampler_run: a pass with for_sampler_warmup from 0.33.0, not in 0.32.0
+        second_runner_is_lean=known < (0, 33, 0),
+        # v1/sample/ops/topk_topp_sampler.py apply_top_k_top_p: a Triton kernel from 0.17.0, not in 0.16.0
+        sorts_logits=known < (0, 17, 0),
+        # v1/worker/workspace.py: from 0.13.0, not in 0.12.0
+        keeps_workspaces=known >= (0, 13, 0),
+        # engine/arg_utils.py: the second engine is the default from 0.8.0
+        prefills_whole=known < (0, 8, 0),
     )
 
 

@@ -31,7 +31,7 @@ _OPTIONS = {
 
 WITHOUT_MODEL = (
     "Room is planned, not speed: no latency, no throughput, no quality of the answers. The overhead of a GPU "
-    "(context, NCCL, activations, CUDA graphs) is the number that you give, until a running engine has been measured."
+    "(context, NCCL, activations, CUDA graphs) is the number that you give, or an estimate until a running engine has been measured."
 )
 
 

@@ -134,6 +134,7 @@ SWITCHES = frozenset(
         "enable_chunked_prefill",
         "async_scheduling",
         "disable_hybrid_kv_cache_manager",
+        "enforce_eager",
     }
 )
 LISTS = frozenset({"kv_cache_dtype_skip_layers"})
