@@ -22,7 +22,7 @@ def metrics_page() -> str:
         "no sample: never 0, -1 or NaN. `replica` is the server (its name in the config, else host:port), `engine`",
         "vLLM's data-parallel rank: each engine has a KV pool of its own.",
         "",
-        "Series per engine: about 43, and 4 for each length in `session_tokens`. Per replica: about 9. Per GPU: about 8.",
+        "Series per engine: about 49, and 4 for each length in `session_tokens`. Per replica: about 9. Per GPU: about 8.",
         "",
         "| metric | type | labels | meaning |",
         "| --- | --- | --- | --- |",

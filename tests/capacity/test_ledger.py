@@ -2,13 +2,15 @@
 
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.ledger import Ledger, Term, make_ledger
+from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
+from kvheadroom.capacity.ledger import Basis, Bounds, Ledger, Term, make_ledger
 from kvheadroom.capacity.observation import Observation, observe
+from kvheadroom.capacity.overhead_parts import OverheadPart
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
 from tests.capacity.facts_builder import TINY_LLAMA, facts
@@ -45,13 +47,16 @@ def test_what_was_predicted_adds_up_to_the_gpu_and_so_does_what_the_pool_tells()
     rng = random.Random(SEED)
     print(f"KVHEADROOM_SEED={SEED}")
     for _ in range(200):
+        said = rng.choice([None, rng.randrange(GIB)])
         known = on_gpu(
             flags={
                 "gpu_memory_utilization": rng.uniform(0.5, 1.0),
                 "tensor_parallel_size": rng.choice([1, 2]),
+                "max_num_seqs": rng.randrange(1, 512),
+                "max_num_batched_tokens": rng.randrange(512, 8192),
             },
-            hbm_bytes=rng.randrange(3 * GIB, 200 * GIB),
-            overhead_bytes=rng.randrange(GIB),
+            hbm_bytes=rng.randrange(8 * GIB, 200 * GIB),
+            overhead_bytes=said,
         )
         prediction = predict(known)
         assert prediction.pool is not None
@@ -62,6 +67,76 @@ def test_what_was_predicted_adds_up_to_the_gpu_and_so_does_what_the_pool_tells()
         # What one term has more, the others have less.
         rounding = ledger.of(Term.BLOCK_ROUNDING).predicted_bytes
         assert sum(one.difference_bytes or 0 for one in ledger.terms) == rounding
+        # The parts are the predicted overhead, and with what is not explained the live one.
+        overhead, parts = ledger.of(Term.OVERHEAD), sum(size for _, size in ledger.overhead_parts)
+        assert (parts if said is None else said) == overhead.predicted_bytes
+        assert [part for part, _ in ledger.overhead_parts] == (list(OverheadPart) if said is None else [])
+        assert ledger.unexplained_bytes is not None
+        assert overhead.predicted_bytes + ledger.unexplained_bytes == overhead.observed_bytes
+        for one in ledger.terms:
+            assert one.bounds is not None
+            assert one.bounds.low_bytes <= one.predicted_bytes <= one.bounds.high_bytes
+
+
+def test_each_term_tells_how_it_is_known_and_how_far_off_it_may_be() -> None:
+    told = ledger_of(on_gpu(flags={"gpu_memory_utilization": 0.5}), 100)
+    assert [str(one.predicted_basis) for one in told.terms] == [
+        "read",
+        "derived",
+        "read",
+        "derived",
+        "derived",
+    ]
+    # Half of 3 GiB is outside; the overhead was said, so the pool is exact as well.
+    assert told.of(Term.OUTSIDE_UTILIZATION).bounds == Bounds(3 * GIB // 2, 3 * GIB // 2)
+    assert told.of(Term.OVERHEAD).bounds == Bounds(GIB, GIB)
+    assert told.of(Term.BLOCK_ROUNDING).bounds == Bounds(0, 16 * 1024 - 1)
+    pool = told.of(Term.KV_POOL)
+    assert pool.bounds == Bounds(pool.predicted_bytes, pool.predicted_bytes)
+
+    estimated = ledger_of(on_gpu(overhead_bytes=None, hbm_bytes=100 * GIB), 100)
+    known = on_gpu(overhead_bytes=None, hbm_bytes=100 * GIB).overhead_estimate
+    assert known is not None
+    overhead, pool = estimated.of(Term.OVERHEAD), estimated.of(Term.KV_POOL)
+    assert (overhead.predicted_basis, overhead.predicted_from) == (Basis.ASSUMED, "estimated")
+    assert overhead.bounds == Bounds(known.low_bytes, known.high_bytes)
+    # 1.2% of 100 GiB more overhead at the high bound: that much less pool, in whole blocks.
+    assert known.high_bytes - known.total_bytes == round(0.012 * 100 * GIB)
+    assert pool.bounds is not None
+    assert 0 <= pool.predicted_bytes - pool.bounds.low_bytes - round(0.012 * 100 * GIB) + 16_384 <= 2 * 16_384
+
+    # The memory of the catalogue and vLLM's own utilization.
+    assumed = ledger_of(on_gpu(hbm_bytes=None), 100).of(Term.OUTSIDE_UTILIZATION)
+    assert (assumed.predicted_basis, assumed.bounds) == (Basis.ASSUMED, None)
+
+
+def test_an_even_share_of_the_weights_and_the_guess_of_the_overhead_have_no_bounds() -> None:
+    without = {key: value for key, value in SMALL.items() if key != "vocab_size"}
+    known = on_gpu(config=without, weights_bytes=GIB, overhead_bytes=None, hbm_bytes=100 * GIB)
+    ledger = ledger_of(known, 100)
+    weights = ledger.of(Term.WEIGHTS)
+    assert weights.predicted_from == "your config, an even share for each GPU"
+    assert (weights.predicted_basis, weights.bounds) == (Basis.ASSUMED, None)
+    assert ledger.of(Term.OVERHEAD).bounds is not None
+    assert ledger.of(Term.KV_POOL).bounds is None
+
+    flat = replace(on_gpu(), overhead_bytes=Fact(GIB, Origin.ASSUMED))
+    ledger = ledger_of(flat, 100)
+    overhead = ledger.of(Term.OVERHEAD)
+    assert (overhead.predicted_basis, overhead.bounds) == (Basis.ASSUMED, None)
+    assert (overhead.predicted_bytes, ledger.overhead_parts) == (GIB, ())
+    assert ledger.of(Term.KV_POOL).bounds is None
+
+
+def test_less_overhead_than_predicted_is_explained_with_a_minus() -> None:
+    known = on_gpu(hbm_bytes=3 * GIB)
+    pool = predict(known).pool
+    assert pool is not None
+    # 1,000 blocks of 16 KiB more than predicted.
+    ledger = ledger_of(known, pool.num_blocks + 1000)
+    assert pool.unused_bytes is not None
+    assert ledger.unexplained_bytes == pool.unused_bytes - 1000 * 16_384
+    assert ledger_of(on_gpu(), 4 * GIB // 16_384).unexplained_bytes is None
 
 
 def test_the_pool_of_a_known_overhead_tells_that_overhead_to_less_than_a_block() -> None:

@@ -7,14 +7,8 @@ import pytest
 
 from kvheadroom.capacity.facts import EngineFacts, Origin
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
-from kvheadroom.capacity.overhead import (
-    FITTED,
-    GIB,
-    OverheadEstimate,
-    OverheadPart,
-    captured_sizes,
-    estimate_overhead,
-)
+from kvheadroom.capacity.overhead import FITTED, GIB, captured_sizes, estimate_overhead
+from kvheadroom.capacity.overhead_parts import OverheadEstimate, OverheadPart
 from tests.accuracy.overheads import LINES, fit, judged, median_error, share_within, starts
 from tests.capacity.facts_builder import TINY_LLAMA, facts
 from tests.capacity.truth import BY_ID
@@ -186,10 +180,14 @@ def test_a_prediction_takes_the_estimate_and_says_so() -> None:
     budget = plan_budget(found)
     assert isinstance(budget, PoolBudget)
     assert -found.overhead_bytes.value in [term.bytes for term in budget.terms]
+    assert budget.overhead == found.overhead_estimate == estimate()
 
 
 def test_what_the_operator_says_wins_and_a_model_without_sizes_keeps_the_guess() -> None:
-    assert of(overhead_bytes=7).overhead_bytes.value == 7
+    said = of(overhead_bytes=7)
+    assert said.overhead_bytes.value == 7
+    # What the shapes would make is not shown beside it.
+    assert said.overhead_estimate is None
     without = {key: value for key, value in TINY_LLAMA.items() if key != "hidden_size"}
     guess = of(config=without).overhead_bytes
     assert (guess.value, guess.origin) == (12 * 10**9, Origin.ASSUMED)

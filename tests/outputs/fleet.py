@@ -112,20 +112,25 @@ def inflated() -> ReplicaAssessment:
 
 
 def on_a_gpu() -> ReplicaAssessment:
-    """A replica whose pool is what HBM leaves over: 128 blocks of 32 KiB of a GPU with 3 GiB."""
+    """A replica whose pool is what an H100 leaves over: 2,300,000 blocks of 32 KiB."""
     told = replica("hbm", "gqa_light_steady")
     (engine,) = told.engines
     facts = resolve_facts(
-        operator=OperatorFacts(
-            flags={"gpu_memory_utilization": 0.5}, gpu="H100", hbm_bytes=3 * 2**30, overhead_bytes=2**30
-        ),
+        operator=OperatorFacts(flags={"max_num_seqs": 16}, gpu="H100"),
         answers=ServerAnswers(version="0.32.0", model_root="tiny", max_model_len=2048),
         echoed=replace(engine.snapshot.echoed, kv_cache_memory_bytes=None),
         model_files=ModelFiles(
             folder="/models/gqa", config=TINY_LLAMA | {"vocab_size": 4096, "intermediate_size": 512}
         ),
     )
-    reading = Reading(facts=facts, snapshot=engine.snapshot, taken_at=engine.taken_at)
+    snapshot = replace(
+        engine.snapshot,
+        num_blocks=2_300_000,
+        pool_tokens=73_600_000,
+        max_concurrency=35_937.5,
+        kv_usage_ratio=77 / 2_299_999,
+    )
+    reading = Reading(facts=facts, snapshot=snapshot, taken_at=engine.taken_at)
     return replace(told, engines=(assess(reading, (1024,)),))
 
 
@@ -244,8 +249,8 @@ def fleet() -> FleetAssessment:
                         index=6,
                         total_bytes=81_559 * 2**20,
                         reserved_bytes=551 * 2**20,
-                        used_bytes=3 * 2**30,
-                        free_bytes=77_936 * 2**20,
+                        used_bytes=73 * 2**30,
+                        free_bytes=6_256 * 2**20,
                         accounting="v2",
                     ),
                 ),

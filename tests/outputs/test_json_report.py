@@ -17,7 +17,7 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         ("GPU-bbbbbbbb", [], 81_913 * 2**20),
         ("MIG-dddddddd", ["dp2"], 3_000 * 2**20),
         ("GPU-10101010", [], 100 * 2**30),
-        ("GPU-12121212", ["hbm"], 77_936 * 2**20),
+        ("GPU-12121212", ["hbm"], 6_256 * 2**20),
     ]
     assert [(g["accounting"], g["parent"], g["xid_errors"]) for g in report["gpus"]["gpus"]] == [
         ("v2", None, {"79": 2}),
@@ -69,21 +69,48 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     )
     on_it = ledgers["GPU-12121212", "hbm"]
     assert sum(on_it["terms"].values()) == on_it["total_bytes"] == 81_559 * 2**20
-    assert (on_it["terms"]["kv_pool"], on_it["unknown"], on_it["note"]) == (4 * 2**20, None, None)
+    assert (on_it["terms"]["kv_pool"], on_it["unknown"], on_it["note"]) == (
+        2_300_000 * 32 * 1024,
+        None,
+        None,
+    )
     memory = hbm["engines"][0]["memory"]
-    assert memory["total_bytes"] == 3 * 2**30
+    total = 85_028_896_768
+    assert memory["total_bytes"] == total
     assert memory["problem"] is None
-    assert sum(term["predicted_bytes"] for term in memory["terms"]) == 3 * 2**30
-    assert sum(term["observed_bytes"] or 0 for term in memory["terms"]) == 3 * 2**30
-    assert memory["terms"][2] == {
+    assert sum(term["predicted_bytes"] for term in memory["terms"]) == total
+    assert sum(term["observed_bytes"] or 0 for term in memory["terms"]) == total
+    overhead = memory["terms"][2]
+    estimate = sum(memory["overhead_parts"].values())
+    assert list(memory["overhead_parts"]) == [
+        "context",
+        "activations",
+        "workspaces",
+        "encoder",
+        "cuda_graphs",
+    ]
+    assert overhead == {
         "term": "overhead",
-        "predicted_bytes": 2**30,
-        "predicted_from": "your config",
-        "observed_bytes": memory["terms"][2]["observed_bytes"],
+        "predicted_bytes": estimate,
+        "predicted_from": "estimated",
+        "predicted_basis": "assumed",
+        # 2.9% of the GPU's memory less is more than all of it.
+        "predicted_low_bytes": 0,
+        "predicted_high_bytes": estimate + round(0.012 * total),
+        "observed_bytes": overhead["observed_bytes"],
         "observed_from": "what the pool leaves, with the rounding",
         "uncertainty_bytes": 32 * 1024 - 1,
-        "difference_bytes": memory["terms"][2]["observed_bytes"] - 2**30,
+        "difference_bytes": overhead["observed_bytes"] - estimate,
     }
+    assert memory["unexplained_overhead_bytes"] == overhead["difference_bytes"]
+    # The utilization was said, the memory is the catalogue's.
+    assert (memory["terms"][0]["predicted_basis"], memory["terms"][0]["predicted_low_bytes"]) == (
+        "assumed",
+        None,
+    )
+    weights = memory["terms"][1]
+    assert weights["predicted_basis"] == "derived"
+    assert weights["predicted_low_bytes"] == weights["predicted_high_bytes"] == weights["predicted_bytes"]
     basis = {"basis": "prefix_cache_queries", "doubt": None}
     assert offload["engines"][0]["hit_windows"] == [
         {

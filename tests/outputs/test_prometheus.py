@@ -96,10 +96,17 @@ def test_how_a_source_of_replicas_answered_is_told() -> None:
 def test_the_memory_of_a_gpu_is_told_term_by_term_and_of_the_live_one_what_its_pool_tells() -> None:
     terms = ("outside_utilization", "weights", "overhead", "block_rounding", "kv_pool")
     predicted = {term: of("predicted_memory_bytes", replica="hbm", term=term) for term in terms}
-    assert sum(size or 0 for size in predicted.values()) == 3 * 2**30
-    assert predicted["overhead"] == 2**30
+    # The CUDA total of the catalogue's H100.
+    assert sum(size or 0 for size in predicted.values()) == 85_028_896_768
+    parts = ("context", "activations", "workspaces", "encoder", "cuda_graphs")
+    made_of = {part: of("predicted_overhead_bytes", replica="hbm", part=part) for part in parts}
+    assert made_of["context"] == 2**28
+    assert made_of["workspaces"] == made_of["encoder"] == 0
+    assert sum(size or 0 for size in made_of.values()) == predicted["overhead"]
     live = {term: of("observed_memory_bytes", replica="hbm", term=term) for term in terms}
-    assert live["kv_pool"] == 128 * 32 * 1024
+    assert live["kv_pool"] == 2_300_000 * 32 * 1024
+    unexplained = of("unexplained_overhead_bytes", replica="hbm")
+    assert unexplained == (live["overhead"] or 0) - (predicted["overhead"] or 0)
     assert (
         live["overhead"]
         == sum(predicted[term] or 0 for term in ("overhead", "block_rounding", "kv_pool")) - live["kv_pool"]
@@ -111,6 +118,7 @@ def test_the_memory_of_a_gpu_is_told_term_by_term_and_of_the_live_one_what_its_p
     ]
     # Its pool is given by a flag.
     assert of("predicted_memory_bytes", replica="gqa") is None
+    assert of("unexplained_overhead_bytes", replica="gqa") is None
 
 
 def test_what_is_on_a_gpu_adds_up_to_what_its_driver_counts() -> None:
@@ -121,10 +129,10 @@ def test_what_is_on_a_gpu_adds_up_to_what_its_driver_counts() -> None:
     assert (on["reserved"], on["others"], on["kv_pool"], on["free"]) == (
         551 * 2**20,
         2**20,
-        4 * 2**20,
-        77_936 * 2**20,
+        2_300_000 * 32 * 1024,
+        6_256 * 2**20,
     )
-    assert on["others"] + on["weights"] + on["kv_pool"] + on["rest"] == 3 * 2**30
+    assert on["others"] + on["weights"] + on["kv_pool"] + on["rest"] == 73 * 2**30
     # Two replicas run on it.
     assert of("gpu_memory_term_bytes", gpu="GPU-aaaaaaaa") is None
 

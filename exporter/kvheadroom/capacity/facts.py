@@ -9,6 +9,7 @@ from kvheadroom.capacity.command_line import CommandLine
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.layer_stack import Layers, LayerStack
 from kvheadroom.capacity.model_geometry import ModelGeometry
+from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.parallelism import Parallelism
 from kvheadroom.capacity.release_rules import ReleaseRules
 from kvheadroom.capacity.stored_model import ModelFiles, TensorInventory
@@ -226,6 +227,7 @@ class EngineFacts:
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
         max_num_seqs: requests that run at once, at most; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
+        overhead_estimate: what `overhead_bytes` is made of; None where it was said, or is the guess for a model of unknown sizes.
         command_line: of a server on this machine; None where nobody could read it.
         told_flags: each flag of vLLM that somebody told, by name.
         silent_flags: flags that may matter and that nobody said, with vLLM's default.
@@ -262,6 +264,7 @@ class EngineFacts:
     silent_flags: tuple[tuple[str, str], ...]
     missing: tuple[MissingFact, ...]
     obstacles: tuple[str, ...]
+    overhead_estimate: OverheadEstimate | None = None
     command_line: CommandLine | None = None
     told_flags: tuple[ToldFlag, ...] = ()
 

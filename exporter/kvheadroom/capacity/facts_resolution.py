@@ -183,7 +183,11 @@ def _with_overhead(facts: EngineFacts) -> EngineFacts:
         f"{estimate.total_bytes / 1e9:.2f} GB (`overhead_gb`; estimated, {estimate.low_bytes / 1e9:.1f} to "
         f"{estimate.high_bytes / 1e9:.1f} in eight of ten public starts)"
     )
-    return replace(facts, overhead_bytes=Fact(estimate.total_bytes, Origin.ESTIMATED, note))
+    return replace(
+        facts,
+        overhead_bytes=Fact(estimate.total_bytes, Origin.ESTIMATED, note),
+        overhead_estimate=estimate,
+    )
 
 
 def _with_weights(facts: EngineFacts) -> EngineFacts:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.memory import PoolBudget
 from kvheadroom.capacity.observation import Observation
+from kvheadroom.capacity.overhead_parts import OverheadPart
 from kvheadroom.capacity.prediction import Prediction
 
 
@@ -23,11 +25,36 @@ class Term(StrEnum):
     KV_POOL = "kv_pool"
 
 
+class Basis(StrEnum):
+    """How a predicted figure is known. A closed list."""
+
+    READ = "read"
+    """A flag, the config or the machine tells it."""
+    DERIVED = "derived"
+    """It follows by vLLM's rules from what is read."""
+    ASSUMED = "assumed"
+    """A default, a figure of the catalogue, an estimate or an even share goes into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bytes between which a predicted figure lies; both the same where it is exact."""
+
+    low_bytes: int
+    high_bytes: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether there is one figure only."""
+        return self.low_bytes == self.high_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerTerm:
     """One term, in bytes of one GPU.
 
     Attributes:
+        bounds: of what is predicted; None where nobody knows how far off it may be.
         observed_bytes: None where the live engine says nothing of it.
         uncertainty_bytes: by so much the observed figure may be too large; 0 where it is exact.
         predicted_from, observed_from: where the figures come from, for people; "" where there is none.
@@ -35,6 +62,8 @@ class LedgerTerm:
 
     term: Term
     predicted_bytes: int
+    predicted_basis: Basis
+    bounds: Bounds | None
     observed_bytes: int | None
     uncertainty_bytes: int = 0
     predicted_from: str
@@ -52,17 +81,24 @@ class Ledger:
 
     Attributes:
         total_bytes: what the predicted figures add up to, and the observed ones where all that is left is known.
+        overhead_parts: what the predicted overhead is made of, those that are 0 as well; empty where it was said or guessed as a whole.
         problem: why the observed figures cannot be, one sentence; then there are none.
     """
 
     total_bytes: int
     total_from: str
     terms: tuple[LedgerTerm, ...]
+    overhead_parts: tuple[tuple[OverheadPart, int], ...] = ()
     problem: str = ""
 
     def of(self, term: Term) -> LedgerTerm:
         """One term."""
         return next(one for one in self.terms if one.term is term)
+
+    @property
+    def unexplained_bytes(self) -> int | None:
+        """What the overhead is more than predicted, below 0 what it is less; too large by less than one block, as the overhead is."""
+        return self.of(Term.OVERHEAD).difference_bytes
 
 
 def make_ledger(facts: EngineFacts, prediction: Prediction, observation: Observation) -> Ledger | None:
@@ -82,27 +118,49 @@ def make_ledger(facts: EngineFacts, prediction: Prediction, observation: Observa
     left, problem = _left(hbm.value, outside + weights, observation)
     observed = observation.pool_bytes if left is not None else None
     known = observed is not None
+    told = not hbm.assumed and not facts.gpu_memory_utilization.assumed
+    planned = budget.weights is not None and budget.weights.plan is not None
+    weights_exact = budget.weights is not None and planned and not budget.weights.doubt
+    overhead_bounds = _overhead_bounds(facts, budget)
+    block = pool.pool_bytes // pool.num_blocks
     return Ledger(
         total_bytes=hbm.value,
         total_from=str(hbm.origin),
+        overhead_parts=() if budget.overhead is None else budget.overhead.parts,
         problem=problem,
         terms=(
             *(
                 LedgerTerm(
                     term=term,
                     predicted_bytes=size,
+                    predicted_basis=basis,
+                    bounds=Bounds(size, size) if exact else None,
                     observed_bytes=size if known else None,
                     predicted_from=origin,
                     observed_from="as predicted" if known else "",
                 )
-                for term, size, origin in (
-                    (Term.OUTSIDE_UTILIZATION, outside, utilization_from),
-                    (Term.WEIGHTS, weights, weights_from),
+                for term, size, basis, exact, origin in (
+                    (
+                        Term.OUTSIDE_UTILIZATION,
+                        outside,
+                        Basis.READ if told else Basis.ASSUMED,
+                        told,
+                        utilization_from,
+                    ),
+                    (
+                        Term.WEIGHTS,
+                        weights,
+                        Basis.DERIVED if planned else Basis.ASSUMED,
+                        weights_exact,
+                        weights_from,
+                    ),
                 )
             ),
             LedgerTerm(
                 term=Term.OVERHEAD,
                 predicted_bytes=overhead,
+                predicted_basis=Basis.ASSUMED if facts.overhead_bytes.assumed else Basis.READ,
+                bounds=overhead_bounds,
                 observed_bytes=left,
                 uncertainty_bytes=_block_bytes(observation) if known else 0,
                 predicted_from=overhead_from,
@@ -111,18 +169,43 @@ def make_ledger(facts: EngineFacts, prediction: Prediction, observation: Observa
             LedgerTerm(
                 term=Term.BLOCK_ROUNDING,
                 predicted_bytes=pool.unused_bytes,
+                predicted_basis=Basis.DERIVED,
+                bounds=Bounds(0, block - 1),
                 observed_bytes=None,
                 predicted_from="less than one block",
             ),
             LedgerTerm(
                 term=Term.KV_POOL,
                 predicted_bytes=pool.pool_bytes,
+                predicted_basis=Basis.DERIVED,
+                bounds=_pool_bounds(budget.available_bytes + overhead, overhead_bounds, block)
+                if weights_exact
+                else None,
                 observed_bytes=observed,
                 predicted_from=f"{pool.num_blocks:,} blocks",
                 observed_from=f"{observation.num_blocks:,} blocks" if known else "",
             ),
         ),
     )
+
+
+def _overhead_bounds(facts: EngineFacts, budget: PoolBudget) -> Bounds | None:
+    """Exact where it was said; of the guess for a model of unknown sizes nobody knows."""
+    if budget.overhead is not None:
+        return Bounds(budget.overhead.low_bytes, budget.overhead.high_bytes)
+    said = facts.overhead_bytes
+    return None if said.assumed else Bounds(said.value, said.value)
+
+
+def _pool_bounds(left_bytes: int, overhead: Bounds | None, block_bytes: int) -> Bounds | None:
+    """Whole blocks in what the overhead leaves at its bounds."""
+    if overhead is None:
+        return None
+    low, high = (
+        max(0, left_bytes - taken) // block_bytes * block_bytes
+        for taken in (overhead.high_bytes, overhead.low_bytes)
+    )
+    return Bounds(low, high)
 
 
 def _left(total: int, taken: int, observation: Observation) -> tuple[int | None, str]:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
 
@@ -29,11 +30,13 @@ class PoolBudget:
         stage_available_bytes: for each pipeline stage.
         terms: of the stage with the least.
         weights: what of it the weights are; None where a flag gives the bytes.
+        overhead: what the overhead is made of; None where a flag gives the bytes, and where the overhead was said or guessed as a whole.
     """
 
     stage_available_bytes: tuple[int, ...]
     terms: tuple[MemoryTerm, ...]
     weights: RankWeights | None = None
+    overhead: OverheadEstimate | None = None
 
     @property
     def available_bytes(self) -> int:
@@ -93,4 +96,4 @@ def plan_budget(facts: EngineFacts) -> PoolBudget | NoRoom | str | None:
     available = tuple(requested - held - facts.overhead_bytes.value for held in weights.stage_bytes)
     if min(available) <= 0:
         return NoRoom(utilization.value, terms, weights)
-    return PoolBudget(available, terms, weights)
+    return PoolBudget(available, terms, weights, facts.overhead_estimate)

@@ -9,7 +9,6 @@ not, and is fitted to public start-up logs (`tests/accuracy/overheads.py`, docs/
 import bisect
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.gpu_cards import batch_defaults
@@ -24,21 +23,12 @@ from kvheadroom.capacity.layers import (
     StateLayer,
 )
 from kvheadroom.capacity.model_geometry import ModelGeometry
+from kvheadroom.capacity.overhead_parts import OverheadEstimate, OverheadPart
 
 GIB = 2**30
 MOST_TOO_HIGH = 0.029
 MOST_TOO_LOW = 0.012
 """Share of the GPU's memory by which nine of ten public starts at most had less, and had more, than estimated."""
-
-
-class OverheadPart(StrEnum):
-    """What the overhead of a GPU is made of. A closed list."""
-
-    CONTEXT = "context"
-    ACTIVATIONS = "activations"
-    WORKSPACES = "workspaces"
-    ENCODER = "encoder"
-    CUDA_GRAPHS = "cuda_graphs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,29 +74,6 @@ FITTED = Fitted(
     graph_layer_bytes=0.36 * 2**20,
     encoder_bytes=3.5 * GIB,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadEstimate:
-    """Bytes of one GPU.
-
-    Attributes:
-        parts: in a fixed order; those that are 0 as well.
-        low_bytes, high_bytes: where eight of ten public starts lie.
-    """
-
-    parts: tuple[tuple[OverheadPart, int], ...]
-    low_bytes: int
-    high_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """All parts together."""
-        return sum(size for _, size in self.parts)
-
-    def of(self, part: OverheadPart) -> int:
-        """One part."""
-        return dict(self.parts)[part]
 
 
 _ACTIVATION_BYTES = 2

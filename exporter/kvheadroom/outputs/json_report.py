@@ -288,6 +288,9 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
                     "term": str(one.term),
                     "predicted_bytes": one.predicted_bytes,
                     "predicted_from": one.predicted_from,
+                    "predicted_basis": str(one.predicted_basis),
+                    "predicted_low_bytes": one.bounds and one.bounds.low_bytes,
+                    "predicted_high_bytes": one.bounds and one.bounds.high_bytes,
                     "observed_bytes": one.observed_bytes,
                     "observed_from": one.observed_from or None,
                     "uncertainty_bytes": one.uncertainty_bytes,
@@ -295,6 +298,8 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
                 }
                 for one in ledger.terms
             ],
+            "overhead_parts": {str(part): size for part, size in ledger.overhead_parts},
+            "unexplained_overhead_bytes": ledger.unexplained_bytes,
         },
         "difference": engine.difference
         and {

@@ -236,6 +236,19 @@ OBSERVED_MEMORY = Metric(
     "The same as the live pool says: kv_pool, and overhead, which is what HBM, utilization and weights leave beside it (too large by less "
     "than one block). With tensor parallelism of the GPU that left the least. Absent where the sum cannot be.",
 )
+PREDICTED_OVERHEAD = Metric(
+    "predicted_overhead_bytes",
+    "gauge",
+    (*ENGINE_LABELS, "part"),
+    "What the predicted overhead of one GPU is made of: context (kernels, NCCL), activations, workspaces, encoder, cuda_graphs "
+    "(docs/capacity-model.md). They add up to predicted_memory_bytes of overhead. Absent where overhead_gb is said, and where the "
+    "model's sizes are not known.",
+)
+UNEXPLAINED_OVERHEAD = _gauge(
+    "unexplained_overhead_bytes",
+    "Overhead that the live pool tells (observed_memory_bytes) less the predicted one: below 0 where there is less than predicted.",
+    lambda a: None if a.ledger is None else a.ledger.unexplained_bytes,
+)
 BINDING_LIMIT = Metric(
     "binding_limit",
     "gauge",
@@ -522,6 +535,8 @@ CATALOGUE: tuple[Metric, ...] = (
     SESSIONS_HEADROOM,
     PREDICTED_MEMORY,
     OBSERVED_MEMORY,
+    PREDICTED_OVERHEAD,
+    UNEXPLAINED_OVERHEAD,
     WAITING_BY_REASON,
     BINDING_LIMIT,
     ENGINE_STATE,

@@ -277,6 +277,11 @@ def _observed_memory(engine: Assessment) -> Iterator[Sample]:
             yield (one.term,), one.observed_bytes
 
 
+def _predicted_overhead(engine: Assessment) -> Iterator[Sample]:
+    for part, size in () if engine.ledger is None else engine.ledger.overhead_parts:
+        yield (part,), size
+
+
 def _waiting(engine: Assessment) -> Iterator[Sample]:
     for reason in ("capacity", "deferred"):
         value = getattr(engine.snapshot, f"requests_waiting_{reason}")
@@ -366,6 +371,7 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.SESSIONS_HEADROOM: _sessions("headroom"),
     m.PREDICTED_MEMORY: _predicted_memory,
     m.OBSERVED_MEMORY: _observed_memory,
+    m.PREDICTED_OVERHEAD: _predicted_overhead,
     m.WAITING_BY_REASON: _waiting,
     m.BINDING_LIMIT: _binding_limit,
     m.ENGINE_STATE: _states,
