@@ -1,13 +1,14 @@
 """What is on a GPU adds up to what its driver counts, or it is told why it is not known."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvheadroom.capacity.assessment import Assessment, Reading, assess
 from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAssessment
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments, OthersMemory
-from kvheadroom.capacity.gpu_ledger import GpuLedger, gpu_ledgers
+from kvheadroom.capacity.gpu_ledger import GpuLedger, HbmTotals, gpu_ledgers, hbm_totals
 from kvheadroom.capacity.gpus import GpuReading, GpuSnapshot
 from kvheadroom.capacity.readings import EngineSnapshot
 from tests.capacity.test_ledger import GIB, on_gpu
@@ -37,12 +38,12 @@ def engine(num_blocks: int = 65_536, **said: object) -> Assessment:
     return assess(Reading(facts=on_gpu(hbm_bytes=79 * GIB, **said), snapshot=snapshot, taken_at=0.0), ())
 
 
-def told(
+def fleet_of(
     *engines: Assessment,
     gpu: GpuSnapshot = GPU,
     others: int | None = 2 * GIB,
     replicas: tuple[str, ...] = ("r",),
-) -> tuple[GpuLedger, ...]:
+) -> FleetAssessment:
     runs = GpuAssignments(
         assigned=tuple(Assignment(gpu.gpu, replica, "config") for replica in replicas),
         others=()
@@ -54,9 +55,11 @@ def told(
         ReplicaAssessment(replica=replica, url="", interval_seconds=5.0, engines=engines)
         for replica in replicas
     )
-    return gpu_ledgers(
-        FleetAssessment(watched, gpus=GpuAssessment(reading=reading, interval_seconds=5.0, runs=runs))
-    )
+    return FleetAssessment(watched, gpus=GpuAssessment(reading=reading, interval_seconds=5.0, runs=runs))
+
+
+def told(*engines: Assessment, **given: Any) -> tuple[GpuLedger, ...]:
+    return gpu_ledgers(fleet_of(*engines, **given))
 
 
 def test_weights_pool_others_and_the_rest_are_what_the_driver_calls_used() -> None:
@@ -114,3 +117,50 @@ def test_engines_of_one_size_share_a_ledger_and_memory_of_the_host_has_none() ->
     assert told(engine(), engine())[0].unknown == ""
     assert told(engine(), gpu=replace(GPU, accounting="host")) == ()
     assert told(engine(), replicas=()) == ()
+
+
+def test_the_memory_of_a_gpu_is_told_as_sold_by_cuda_and_by_its_driver() -> None:
+    known = on_gpu(gpu="B200", hbm_bytes=None)
+    # 180 GB on the box are 191.5 GB for CUDA.
+    assert hbm_totals(fleet_of(), "r", known) == HbmTotals(
+        as_sold_bytes=180 * 10**9, cuda_bytes=191_514_017_792, nvml_bytes=80 * GIB
+    )
+    assert hbm_totals(fleet_of(), "r", on_gpu(gpu=None, hbm_bytes=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "card", "as_sold", "nvml"),
+    [
+        (replace(GPU, accounting="host"), "H100", 80 * 10**9, None),
+        (replace(GPU, parent="GPU-p"), "H100", None, 80 * GIB),
+        # Sellers differ, and a card that nobody named.
+        (GPU, "GB200", None, 80 * GIB),
+        (GPU, None, None, 80 * GIB),
+    ],
+)
+def test_a_total_that_is_not_known_is_left_out(
+    gpu: GpuSnapshot, card: str | None, as_sold: int | None, nvml: int | None
+) -> None:
+    known = on_gpu(gpu=card, hbm_bytes=79 * GIB)
+    assert hbm_totals(fleet_of(gpu=gpu), "r", known) == HbmTotals(
+        as_sold_bytes=as_sold, cuda_bytes=79 * GIB, nvml_bytes=nvml
+    )
+
+
+def test_gpus_of_different_size_and_a_replica_elsewhere_have_no_total_of_a_driver() -> None:
+    two = fleet_of()
+    assert two.gpus is not None
+    other = replace(GPU, gpu="GPU-b", total_bytes=94 * GIB)
+    gpus = replace(
+        two.gpus,
+        reading=replace(two.gpus.reading, gpus=(GPU, other)),
+        runs=GpuAssignments(assigned=tuple(Assignment(gpu, "r", "config") for gpu in ("GPU-a", "GPU-b"))),
+    )
+    for fleet, replica in (
+        (replace(two, gpus=gpus), "r"),
+        (two, "elsewhere"),
+        (replace(two, gpus=None), "r"),
+    ):
+        totals = hbm_totals(fleet, replica, on_gpu())
+        assert totals is not None
+        assert totals.nvml_bytes is None

@@ -77,6 +77,11 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     memory = hbm["engines"][0]["memory"]
     total = 85_028_896_768
     assert memory["total_bytes"] == total
+    assert memory["hbm"] == {
+        "as_sold_bytes": 80 * 10**9,
+        "cuda_bytes": total,
+        "nvml_bytes": 81_559 * 2**20,
+    }
     assert memory["problem"] is None
     assert sum(term["predicted_bytes"] for term in memory["terms"]) == total
     assert sum(term["observed_bytes"] or 0 for term in memory["terms"]) == total

@@ -227,6 +227,7 @@ class EngineFacts:
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
         max_num_seqs: requests that run at once, at most; None when only a GPU's name would tell.
         hbm_bytes, weights_bytes, overhead_bytes: per GPU, whole model, per GPU.
+        marketed_bytes: what one GPU is sold by; None where its card is not known, or sellers differ.
         overhead_estimate: what `overhead_bytes` is made of; None where it was said, or is the guess for a model of unknown sizes.
         command_line: of a server on this machine; None where nobody could read it.
         told_flags: each flag of vLLM that somebody told, by name.
@@ -264,6 +265,7 @@ class EngineFacts:
     silent_flags: tuple[tuple[str, str], ...]
     missing: tuple[MissingFact, ...]
     obstacles: tuple[str, ...]
+    marketed_bytes: int | None = None
     overhead_estimate: OverheadEstimate | None = None
     command_line: CommandLine | None = None
     told_flags: tuple[ToldFlag, ...] = ()

@@ -152,6 +152,7 @@ def resolve_facts(
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         num_gpu_blocks_override=override,
         hbm_bytes=hbm_bytes,
+        marketed_bytes=hardware.marketed_bytes,
         weights_bytes=weights_bytes,
         overhead_bytes=Fact(operator.overhead_bytes, Origin.CONFIG)
         if operator.overhead_bytes is not None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvheadroom.capacity.assessment import Assessment
+from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.fleet import FleetAssessment
 from kvheadroom.capacity.gpus import GpuSnapshot
 
@@ -41,6 +42,34 @@ class GpuLedger:
     terms: tuple[tuple[GpuTerm, int], ...] = ()
     note: str = ""
     unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HbmTotals:
+    """The memory of one GPU by three counts, in bytes; vLLM budgets with CUDA's.
+
+    Attributes:
+        as_sold_bytes: by the box; None where that is not known, and of a MIG device, which nobody sells.
+        nvml_bytes: of the GPUs of this machine that serve the engine's replica; None where there are none, they differ, or their
+            memory is the host's.
+    """
+
+    as_sold_bytes: int | None
+    cuda_bytes: int
+    nvml_bytes: int | None
+
+
+def hbm_totals(fleet: FleetAssessment, replica: str, facts: EngineFacts) -> HbmTotals | None:
+    """Of the GPUs of one engine; None where CUDA's total is not known."""
+    if facts.hbm_bytes is None:
+        return None
+    gpus = () if fleet.gpus is None else fleet.gpus.gpus_of(replica)
+    totals = {gpu.total_bytes for gpu in gpus if gpu.accounting != "host"}
+    return HbmTotals(
+        as_sold_bytes=None if any(gpu.parent is not None for gpu in gpus) else facts.marketed_bytes,
+        cuda_bytes=facts.hbm_bytes.value,
+        nvml_bytes=totals.pop() if len(totals) == 1 else None,
+    )
 
 
 def gpu_ledgers(fleet: FleetAssessment) -> tuple[GpuLedger, ...]:

@@ -10,11 +10,16 @@ from kvheadroom.capacity.stored_model import ModelFiles
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What an engine runs on; `gpu` is a name of the catalogue, `CPU`, or None where nobody knows."""
+    """What an engine runs on; `gpu` is a name of the catalogue, `CPU`, or None where nobody knows.
+
+    Attributes:
+        marketed_bytes: what one card is sold by; None where that is not known, or sellers differ.
+    """
 
     gpu: str | None
     platform: Fact[str]
     hbm_bytes: Fact[int] | None
+    marketed_bytes: int | None = None
 
 
 def resolve_hardware(
@@ -42,7 +47,8 @@ def resolve_hardware(
     gpu = GPUS[name]
     if hbm is None and gpu.cuda_total_bytes is not None:
         hbm = Fact(gpu.cuda_total_bytes, Origin.ASSUMED, f"{gpu.cuda_total_bytes} ({gpu.source})")
-    return Hardware(name, Fact("cuda", origin), hbm)
+    marketed = None if gpu.marketed_gb is None else round(gpu.marketed_gb * 10**9)
+    return Hardware(name, Fact("cuda", origin), hbm, marketed)
 
 
 def missing_for_pool(

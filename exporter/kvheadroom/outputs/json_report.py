@@ -7,7 +7,7 @@ from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.facts import EngineFacts, Fact
 from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAssessment, is_stale
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
-from kvheadroom.capacity.gpu_ledger import gpu_ledgers
+from kvheadroom.capacity.gpu_ledger import HbmTotals, gpu_ledgers, hbm_totals
 from kvheadroom.capacity.gpus import GpuFailure
 from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
@@ -34,7 +34,7 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
         "now": now,
         "config_fault": None if fleet.reload is None else fleet.reload.fault,
         "shard": fleet.shard,
-        "replicas": [_replica(replica, now) for replica in fleet.replicas],
+        "replicas": [_replica(fleet, replica, now) for replica in fleet.replicas],
         "targets": [
             {"replica": target.replica, "source": target.source, "labels": dict(target.labels)}
             for target in fleet.targets
@@ -98,7 +98,7 @@ def _snapshot(engine: EngineSnapshot) -> dict[str, Any]:
     }
 
 
-def _replica(replica: ReplicaAssessment, now: float) -> dict[str, Any]:
+def _replica(fleet: FleetAssessment, replica: ReplicaAssessment, now: float) -> dict[str, Any]:
     return {
         "replica": replica.replica,
         "url": replica.url,
@@ -122,7 +122,10 @@ def _replica(replica: ReplicaAssessment, now: float) -> dict[str, Any]:
         "problems": [{"reason": str(p.reason), "detail": p.detail} for p in replica.problems],
         "kv_usage_of_engines": replica.usage
         and {"max_ratio": replica.usage.max_ratio, "mean_ratio": replica.usage.mean_ratio},
-        "engines": [_engine(engine, now) for engine in replica.engines],
+        "engines": [
+            _engine(engine, hbm_totals(fleet, replica.replica, engine.facts), now)
+            for engine in replica.engines
+        ],
     }
 
 
@@ -229,7 +232,7 @@ def _xids(gpus: GpuAssessment, gpu: str) -> dict[str, int] | None:
     return None if counts is None else {str(xid): count for xid, count in counts}
 
 
-def _engine(engine: Assessment, now: float) -> dict[str, Any]:
+def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, Any]:
     prediction, observation = engine.prediction, engine.observation
     layout, pool, budget = prediction.layout, prediction.pool, prediction.budget
     return {
@@ -282,6 +285,12 @@ def _engine(engine: Assessment, now: float) -> dict[str, Any]:
         and {
             "total_bytes": ledger.total_bytes,
             "total_from": ledger.total_from,
+            "hbm": hbm
+            and {
+                "as_sold_bytes": hbm.as_sold_bytes,
+                "cuda_bytes": hbm.cuda_bytes,
+                "nvml_bytes": hbm.nvml_bytes,
+            },
             "problem": ledger.problem or None,
             "terms": [
                 {
