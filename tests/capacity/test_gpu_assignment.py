@@ -177,8 +177,11 @@ def test_a_driver_that_fails_as_a_whole_says_of_no_gpu_that_it_is_not_here() -> 
 
 
 def test_what_others_use_is_what_the_replicas_own_processes_do_not() -> None:
-    assert assign_gpus(claims(), READING).others == (OthersMemory(ONE, "r", 100), OthersMemory(TWO, "r", 100))
-    assert assign_gpus(claims(ONE), READING).others == (OthersMemory(ONE, "r", 100),)
+    assert assign_gpus(claims(), READING).others == (
+        OthersMemory(ONE, "r", 100, 600),
+        OthersMemory(TWO, "r", 100, 600),
+    )
+    assert assign_gpus(claims(ONE), READING).others == (OthersMemory(ONE, "r", 100, 600),)
 
 
 @pytest.mark.parametrize(
@@ -207,4 +210,7 @@ def test_two_replicas_on_one_gpu_each_have_the_other_among_the_others() -> None:
         ),
     )
     both = (*claims(), *claims(replica="s", place=OTHER_PLACE))
-    assert assign_gpus(both, reading).others == (OthersMemory(ONE, "r", 300), OthersMemory(ONE, "s", 450))
+    assert assign_gpus(both, reading).others == (
+        OthersMemory(ONE, "r", 300, 400),
+        OthersMemory(ONE, "s", 450, 250),
+    )

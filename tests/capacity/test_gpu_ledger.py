@@ -48,7 +48,7 @@ def fleet_of(
         assigned=tuple(Assignment(gpu.gpu, replica, "config") for replica in replicas),
         others=()
         if others is None
-        else tuple(OthersMemory(gpu.gpu, replica, others) for replica in replicas),
+        else tuple(OthersMemory(gpu.gpu, replica, others, gpu.used_bytes - others) for replica in replicas),
     )
     reading = GpuReading(taken_at=0.0, duration_seconds=0.0, gpus=(gpu,))
     watched = tuple(

@@ -271,8 +271,8 @@ def fleet() -> FleetAssessment:
                 not_here=(NotHere("GPU-eeeeeeee", "dp2", "is not on this machine"),),
                 unassigned=(Unassigned("new", "new is not known to be this machine"),),
                 others=(
-                    OthersMemory("GPU-aaaaaaaa", "hub", 5 * 2**30),
-                    OthersMemory("GPU-12121212", "hbm", 2**20),
+                    OthersMemory("GPU-aaaaaaaa", "hub", 5 * 2**30, 121 * 2**30),
+                    OthersMemory("GPU-12121212", "hbm", 2**20, 73 * 2**30 - 2**20),
                 ),
             ),
             failures_total=((GpuFailureReason.LOST, 3),),

@@ -75,6 +75,17 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         None,
     )
     memory = hbm["engines"][0]["memory"]
+    [found] = report["memory_findings"]
+    assert (found["finding"], found["replica"], found["engine"], found["gpu"]) == (
+        "pool_above_demand",
+        "hbm",
+        "0",
+        None,
+    )
+    assert found["bytes"] == (2_300_000 - 1 - 16 * 64) * 32 * 1024
+    assert found["gpu_memory_utilization"] is None
+    assert "fill 1,024 of 2,299,999 blocks" in found["why"]
+    assert f"--kv-cache-memory-bytes {1025 * 32 * 1024}" in found["way_out"]
     total = 85_028_896_768
     assert memory["total_bytes"] == total
     assert memory["hbm"] == {

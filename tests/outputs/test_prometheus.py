@@ -121,6 +121,15 @@ def test_the_memory_of_a_gpu_is_told_term_by_term_and_of_the_live_one_what_its_p
     assert of("unexplained_overhead_bytes", replica="gqa") is None
 
 
+def test_memory_that_is_held_for_nothing_has_a_name() -> None:
+    # 16 requests of 64 blocks, the null block; 32 KiB each.
+    unused = (2_300_000 - 1 - 16 * 64) * 32 * 1024
+    assert (
+        of("memory_finding_bytes", replica="hbm", engine="0", gpu="", finding="pool_above_demand") == unused
+    )
+    assert of("memory_finding_bytes", replica="gqa") is None
+
+
 def test_what_is_on_a_gpu_adds_up_to_what_its_driver_counts() -> None:
     terms = ("reserved", "others", "weights", "kv_pool", "rest", "free")
     on = {

@@ -30,7 +30,7 @@ OUR_LABELS = frozenset(
             "metric",
             "fact",
         ),
-        *("state", "gpu", "by", "window", "horizon", "term", "part"),
+        *("state", "gpu", "by", "window", "horizon", "term", "part", "finding"),
         *("le", "quantile"),
     }
 )

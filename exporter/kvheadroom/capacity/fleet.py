@@ -142,6 +142,15 @@ class ReloadStatus:
     fault: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class GpuRest:
+    """What the processes of one replica hold on one GPU beside weights and pool: its overhead, as it is now."""
+
+    gpu: str
+    replica: str
+    rest_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAssessment:
     """The GPUs of this machine, and which replicas they serve.
@@ -150,12 +159,14 @@ class GpuAssessment:
         interval_seconds: the time between two readings.
         runs: which replica runs on which GPU, and how that is known; a GPU may serve several replicas.
         failures_total: count by reason since the start of this program.
+        first_rests: what `gpu_ledger.gpu_rests` gave when it was first known of the server as it runs now.
     """
 
     reading: GpuReading
     interval_seconds: float
     runs: GpuAssignments = GpuAssignments()
     failures_total: tuple[tuple[GpuFailureReason, int], ...] = ()
+    first_rests: tuple[GpuRest, ...] = ()
 
     def replicas_of(self, gpu: str) -> tuple[str, ...]:
         """The replicas that run on this GPU; none if that is not known."""

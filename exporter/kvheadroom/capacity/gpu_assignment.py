@@ -66,11 +66,16 @@ class Unassigned:
 
 @dataclass(frozen=True, slots=True)
 class OthersMemory:
-    """What is used on a GPU by anything but one replica: other processes, and what the driver gives to none."""
+    """What is used on a GPU by anything but one replica: other processes, and what the driver gives to none.
+
+    Attributes:
+        own_bytes: what the replica's own processes use there, at the same instant.
+    """
 
     gpu: str
     replica: str
     used_bytes: int
+    own_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,4 +179,4 @@ def _others(one: Assignment, server: ServerProcesses | None, listed: GpuProcesse
     others = listed.used_bytes - sum(known)
     if not own or len(known) < len(own) or others < 0:
         return None
-    return OthersMemory(one.gpu, one.replica, others)
+    return OthersMemory(one.gpu, one.replica, others, sum(known))

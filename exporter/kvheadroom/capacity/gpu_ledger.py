@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.fleet import FleetAssessment
+from kvheadroom.capacity.fleet import FleetAssessment, GpuRest, ReplicaState
 from kvheadroom.capacity.gpus import GpuSnapshot
 
 
@@ -95,6 +95,22 @@ def gpu_ledgers(fleet: FleetAssessment) -> tuple[GpuLedger, ...]:
         others = fleet.gpus.others_bytes(gpu.gpu, replica)
         ledgers.append(_ledger(gpu, replica, engines.get(replica, ()), others))
     return tuple(ledgers)
+
+
+def gpu_rests(fleet: FleetAssessment) -> tuple[GpuRest, ...]:
+    """Of each replica that serves, where the driver tells what its processes hold, as of the last list of processes.
+
+    Unlike the ledger's rest it has nothing of others in it, however old that list is.
+    """
+    if fleet.gpus is None:
+        return ()
+    serving = {one.replica: one for one in fleet.replicas if one.state is ReplicaState.SERVING}
+    rests = []
+    for one in fleet.gpus.runs.others:
+        held = _held(serving[one.replica].engines) if one.replica in serving else ""
+        if not isinstance(held, str) and one.own_bytes >= sum(held):
+            rests.append(GpuRest(one.gpu, one.replica, one.own_bytes - sum(held)))
+    return tuple(rests)
 
 
 def _ledger(gpu: GpuSnapshot, replica: str, engines: tuple[Assessment, ...], others: int | None) -> GpuLedger:

@@ -8,6 +8,7 @@ from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReloadStat
 from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
 from kvheadroom.capacity.gpus import GpuFailureReason, GpuReading
 from kvheadroom.capacity.remote_gpus import ExporterStatus, join_remote, known_elsewhere
+from kvheadroom.monitor.first_rests import FirstRests
 
 
 class Board:
@@ -20,6 +21,8 @@ class Board:
         """Whether a replica has published since the fleet was put together."""
         self._gpu_failures: Counter[GpuFailureReason] = Counter()
         self._gpus: GpuAssessment | None = None
+        self._first_rests = FirstRests()
+        self._processes_taken_at: float | None = None
         self._exporters: tuple[ExporterStatus, ...] = ()
         self._claims: tuple[GpuClaim, ...] = ()
         self._joined = True
@@ -70,6 +73,10 @@ class Board:
             failures_total=tuple(sorted(self._gpu_failures.items())),
         )
         self._joined = False
+        if reading.processes_taken_at not in (None, self._processes_taken_at):
+            self._processes_taken_at = reading.processes_taken_at
+            self._first_rests.look(self.fleet)
+            self._joined = False
 
     def publish_exporters(self, exporters: tuple[ExporterStatus, ...]) -> None:
         """What the DCGM-exporters of other machines said last."""
@@ -90,7 +97,7 @@ class Board:
             remote = remote.only_assigned()
         if gpus is not None:
             runs = assign_gpus(self._claims, gpus.reading)
-            gpus = replace(gpus, runs=known_elsewhere(runs, remote))
+            gpus = replace(gpus, runs=known_elsewhere(runs, remote), first_rests=self._first_rests.rests)
         self._fleet = replace(self._fleet, gpus=gpus, remote_gpus=remote)
 
     def set_reload(self, reload: ReloadStatus) -> None:

@@ -9,6 +9,7 @@ from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAss
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
 from kvheadroom.capacity.gpu_ledger import HbmTotals, gpu_ledgers, hbm_totals
 from kvheadroom.capacity.gpus import GpuFailure
+from kvheadroom.capacity.memory_findings import memory_findings
 from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 
@@ -51,6 +52,20 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
                 "detail": None if one.failure is None else one.failure.detail,
             }
             for one in fleet.discoveries
+        ],
+        "memory_findings": [
+            {
+                "finding": str(one.finding),
+                "replica": one.replica,
+                "engine": one.engine or None,
+                "model_name": one.model_name or None,
+                "gpu": one.gpu or None,
+                "bytes": one.bytes,
+                "why": one.why,
+                "way_out": one.way_out,
+                "gpu_memory_utilization": one.gpu_memory_utilization,
+            }
+            for one in memory_findings(fleet)
         ],
         "gpus": None if fleet.gpus is None else _gpus(fleet, fleet.gpus),
         "remote_gpus": _remote_gpus(fleet),

@@ -249,6 +249,16 @@ UNEXPLAINED_OVERHEAD = _gauge(
     "Overhead that the live pool tells (observed_memory_bytes) less the predicted one: below 0 where there is less than predicted.",
     lambda a: None if a.ledger is None else a.ledger.unexplained_bytes,
 )
+MEMORY_FINDING = Metric(
+    "memory_finding_bytes",
+    "gauge",
+    (*ENGINE_LABELS, "gpu", "finding"),
+    "Memory of a GPU that is held for nothing or will be missed, with its name: pool_above_demand (of the pool, what all requests at "
+    "once cannot fill), room_outside_budget (what a higher gpu_memory_utilization would add to the pool), foreign_memory (held by other "
+    "processes, more than the budget leaves them), grew_since_start (by so much the overhead grew), slowest_rank (what the other GPUs of "
+    "the replica leave unused). The first two are an engine's and have no gpu, the others a GPU's and have no engine. Absent where "
+    "there is nothing to say; the status page has the sentence and the way out.",
+)
 BINDING_LIMIT = Metric(
     "binding_limit",
     "gauge",
@@ -537,6 +547,7 @@ CATALOGUE: tuple[Metric, ...] = (
     OBSERVED_MEMORY,
     PREDICTED_OVERHEAD,
     UNEXPLAINED_OVERHEAD,
+    MEMORY_FINDING,
     WAITING_BY_REASON,
     BINDING_LIMIT,
     ENGINE_STATE,

@@ -12,6 +12,7 @@ from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment
 from kvheadroom.capacity.gpu_ledger import gpu_ledgers
 from kvheadroom.capacity.ledger import Term
+from kvheadroom.capacity.memory_findings import memory_findings
 from kvheadroom.outputs import metric_catalogue as m
 
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -246,6 +247,11 @@ def _gpu_terms(fleet: FleetAssessment) -> Iterator[Sample]:
             yield (ledger.replica, ledger.gpu, term), size
 
 
+def _memory_findings(fleet: FleetAssessment) -> Iterator[Sample]:
+    for one in memory_findings(fleet):
+        yield (one.replica, one.engine, one.model_name, one.gpu, one.finding), one.bytes
+
+
 def _gpu_others(fleet: FleetAssessment) -> Iterator[Sample]:
     for one in () if fleet.gpus is None else fleet.gpus.runs.others:
         yield (one.replica, one.gpu), one.used_bytes
@@ -359,6 +365,7 @@ _FLEET_SAMPLES: dict[m.Metric, Callable[[FleetAssessment], Iterator[Sample]]] = 
     m.GPU_USED: _gpu_memory("used_bytes"),
     m.GPU_FREE: _gpu_memory("free_bytes"),
     m.GPU_MEMORY_TERM: _gpu_terms,
+    m.MEMORY_FINDING: _memory_findings,
     m.GPU_CHANGED_TIME: _gpu_changed_time,
     m.GPU_OTHERS: _gpu_others,
     m.GPU_UP: _gpu_up,
