@@ -8,7 +8,8 @@ import pytest
 
 from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.fleet import FleetAssessment, withhold_stale
-from kvheadroom.outputs.numbers import count, percent, seconds, signed, size
+from kvheadroom.capacity.gpu_assignment import OthersMemory
+from kvheadroom.outputs.numbers import count, gigabytes, percent, seconds, signed, size
 from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
 from tests.outputs.fleet import NOW, fleet, inflated, replica
@@ -164,6 +165,39 @@ def test_gpus_stand_with_the_replica_they_serve_and_the_others_by_themselves() -
     assert "GPU-aaaaaaaa" not in alone
 
 
+def test_the_memory_of_a_gpu_is_a_sum_in_words_from_the_box_to_the_pool() -> None:
+    page = words(shown=FleetAssessment((fleet().replicas[6],), gpus=fleet().gpus))
+    begin = page.index("Memory of one GPU")
+    assert page[begin:].startswith(
+        "Memory of one GPU predicted may be live difference how it is known "
+        "as sold 80 GB GB on the box "
+        "as its driver counts 79.65 GiB NVML, with what it reserves "
+        "CUDA's total 79.19 GiB 85.03 GB assumed; vLLM budgets with it "
+        "less outside utilization 6.34 GiB not known 6.34 GiB 0 assumed: utilization echoed by the engine, CUDA's total assumed; live: as predicted "
+        "less weights 3.88 MiB exact 3.88 MiB 0 derived: tensor by tensor, by config.json; live: as predicted "
+        "less overhead 605.28 MiB 0 B to 1.54 GiB 2.66 GiB +2.07 GiB assumed: estimated; live: what the pool leaves, with the rounding "
+        "of it context 256.00 MiB of it activations 32.00 MiB of it cuda graphs 317.28 MiB "
+        "of it unexplained +2.07 GiB live less predicted; 32,767 B of it may be rounding "
+        "less block rounding 29,154 B 0 B to 32,767 B – – derived: less than one block "
+        "= kv pool 72.26 GiB 71.31 GiB to 72.85 GiB 70.19 GiB -2.07 GiB derived: 2,367,792 blocks; live: 2,300,000 blocks"
+    )
+    assert (
+        "Pool above demand, 70.16 GiB: 16 requests (max_num_seqs) of max_model_len tokens fill 1,024 of"
+        in page
+    )
+    assert "Way out: --kv-cache-memory-bytes 33587200 (vLLM 0.11 and later) gives them back" in page
+
+
+def test_a_finding_about_a_gpu_names_it_beside_its_replica() -> None:
+    shown = fleet()
+    assert shown.gpus is not None
+    others = (OthersMemory("GPU-12121212", "hbm", 7 * 2**30, 66 * 2**30),)
+    runs = replace(shown.gpus.runs, others=others)
+    page = words(shown=replace(shown, gpus=replace(shown.gpus, runs=runs)))
+    assert "Foreign memory on GPU-12121212, 7.00 GiB: other processes hold 7.00 GiB" in page
+    assert "Foreign memory" not in words()
+
+
 def test_states_and_events_are_told_in_words() -> None:
     page = words()
     assert "gqa · serving" in page
@@ -192,6 +226,8 @@ def test_a_replay_is_said_on_the_page() -> None:
         (size(4 * 2**20), "4.00 MiB"),
         (size(3 * 2**30 // 2), "1.50 GiB"),
         (size(999), "999 B"),
+        (gigabytes(180e9), "180 GB"),
+        (gigabytes(191_514_017_792), "191.51 GB"),
         (seconds(0.0153), "15 ms"),
         (seconds(61.4), "61 s"),
         (seconds(None), "never"),

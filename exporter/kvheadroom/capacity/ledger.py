@@ -145,7 +145,7 @@ def make_ledger(facts: EngineFacts, prediction: Prediction, observation: Observa
                         outside,
                         Basis.READ if told else Basis.ASSUMED,
                         told,
-                        utilization_from,
+                        f"utilization {utilization_from}, CUDA's total {hbm.origin}",
                     ),
                     (
                         Term.WEIGHTS,

@@ -59,7 +59,7 @@ LEAST_MARGIN_BYTES = GIB
 MARGIN_RATIO = 0.02
 """Kept free of a GPU's memory, whichever is more: what a start takes differs by as much from one to the next."""
 NOISE_BYTES = 128 * 2**20
-"""Less than any process takes that uses CUDA."""
+"""Of a GPU, before others count as being there, and one rank as holding more than another."""
 DEMAND_RATIO = 0.5
 """Share of a pool that all requests at once must be able to fill."""
 SAME_CARD_RATIO = 0.95

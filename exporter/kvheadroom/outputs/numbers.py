@@ -2,6 +2,7 @@
 
 GIB = 1024**3
 MIB = 1024**2
+GB = 10**9
 
 
 def count(value: float | None) -> str:
@@ -35,6 +36,11 @@ def size(value: float | None) -> str:
     if abs(value) >= GIB:
         return f"{value / GIB:,.2f} GiB"
     return f"{value / MIB:,.2f} MiB" if abs(value) >= MIB else f"{value:,.0f} B"
+
+
+def gigabytes(value: float) -> str:
+    """Bytes as makers of memory count them: `191.51 GB`, `80 GB`."""
+    return f"{round(value / GB, 2):,g} GB"
 
 
 def signed_size(value: float) -> str:

@@ -1,5 +1,6 @@
 """The status page at `/`: predicted, observed, difference, usage, headroom, and what is assumed or missing."""
 
+from collections import defaultdict
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -7,9 +8,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from kvheadroom import __version__
 from kvheadroom.capacity.binding_limit import Limit
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaState, is_stale
-from kvheadroom.capacity.gpu_ledger import gpu_ledgers
+from kvheadroom.capacity.gpu_ledger import gpu_ledgers, hbm_totals
+from kvheadroom.capacity.ledger import Bounds
+from kvheadroom.capacity.memory_findings import MemoryFinding, memory_findings
 from kvheadroom.capacity.remote_gpus import RemoteGpu
-from kvheadroom.outputs.numbers import count, percent, seconds, signed, signed_percent, signed_size, size
+from kvheadroom.outputs.numbers import (
+    count,
+    gigabytes,
+    percent,
+    seconds,
+    signed,
+    signed_percent,
+    signed_size,
+    size,
+)
 
 
 def render_page(fleet: FleetAssessment, now: float, notice: str | None, *, still: bool = False) -> str:
@@ -28,8 +40,14 @@ def render_page(fleet: FleetAssessment, now: float, notice: str | None, *, still
     for gpu in remote.gpus:
         for replica in runs.get(gpu.gpu, ()):
             remote_of.setdefault(replica, []).append(gpu)
+    found: defaultdict[tuple[str, str], list[MemoryFinding]] = defaultdict(list)
+    for finding in memory_findings(fleet):
+        # Those of a GPU have no engine and stand with the replica.
+        found[finding.replica, finding.engine].append(finding)
     return _TEMPLATE.render(
         fleet=fleet,
+        found=found,
+        hbm_of=lambda replica, facts: hbm_totals(fleet, replica, facts),
         on_gpus={(one.replica, one.gpu): one for one in gpu_ledgers(fleet)},
         remote_of=remote_of,
         remote_unassigned={one.replica: one.why for one in remote.runs.unassigned},
@@ -48,6 +66,13 @@ def usage_word(ratio: float | None) -> str:
     if ratio is None:
         return "not known"
     return "nearly full" if ratio >= 0.9 else "filling" if ratio >= 0.7 else "room left"
+
+
+def bounds_words(bounds: Bounds | None) -> str:
+    """How far off a predicted figure may be."""
+    if bounds is None:
+        return "not known"
+    return "exact" if bounds.exact else f"{size(bounds.low_bytes)} to {size(bounds.high_bytes)}"
 
 
 _STATE_WORDS = {
@@ -96,6 +121,8 @@ def _environment() -> Environment:
         "signed_percent": signed_percent,
         "size": size,
         "signed_size": signed_size,
+        "gigabytes": gigabytes,
+        "bounds_words": bounds_words,
         "seconds": seconds,
         "usage_word": usage_word,
         "state_words": state_words,
