@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tests.accuracy.calibrated_pools import public_pairs, worst
 from tests.accuracy.overheads import LINES as LEDGERS
 from tests.accuracy.overheads import judged, median_error, share_within
 from tests.accuracy.startup_logs import (
@@ -67,7 +68,7 @@ def accuracy_page() -> str:
     lines += ["### Lines that must come out", "", *_table(bar)]
     lines += ["### Other lines whose geometry is known", "", *_table(others)]
     lines += ["### Lines left out", "", *_left_out()]
-    lines += ["### Where the geometry is from", "", *_models(), *_overhead(), *_peers()]
+    lines += ["### Where the geometry is from", "", *_models(), *_overhead(), *_calibrated(), *_peers()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -276,6 +277,37 @@ def _overhead() -> list[str]:
             f"{one.start.measured_bytes / GIB:.2f} GiB | {one.estimate.total_bytes / GIB:.2f} GiB | {one.error_ratio:+.1%} |"
         )
     return [*lines, ""]
+
+
+CALIBRATED = """\
+## The pool after one start, on public deployments that were started twice
+
+The same model, printed weights, GPU, parallel sizes, release and flags in two logs: the second start's pool by the overhead of the first
+alone (docs/calibration.md), beside what was predicted before. Two ranks of one start and copies of one log are no pair.
+"""
+
+
+def _calibrated() -> list[str]:
+    pairs = public_pairs()
+    lines = [
+        CALIBRATED,
+        f"{len(pairs)} pairs; the largest error after one start is {worst(pairs):.2%} of the pool.",
+        "",
+        "| seen | predicted | model | utilization | pool | before | after one start |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for pair in pairs:
+        seen, then = pair.seen, pair.predicted
+        lines.append(
+            f"| {_short(seen['source'])} | {_short(then['source'])} | {then['model']}, TP {then['tp']} | {seen['util']}, then {then['util']} | "
+            f"{then['kv_gib']:.2f} GiB | {pair.raw_error_ratio:+.2%} | {pair.error_ratio:+.2%} |"
+        )
+    return [*lines, ""]
+
+
+def _short(source: str) -> str:
+    """The file alone, of a source that names its folders."""
+    return source.rpartition("/")[2] if source.endswith(".log") else source
 
 
 def main() -> int:

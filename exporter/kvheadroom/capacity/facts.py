@@ -26,6 +26,7 @@ class Origin(StrEnum):
     COMMAND_LINE = "its command line"
     MACHINE = "this machine"
     MODEL_FILES = "the model's files"
+    LEARNED = "learned from starts like it"
     ESTIMATED = "estimated"
     DEFAULT = "default"
     ASSUMED = "assumed"
@@ -216,7 +217,8 @@ class EngineFacts:
 
     Attributes:
         platform: `cuda` or `cpu`.
-        capability: CUDA compute capability, None when the GPU is not known.
+        gpu: a name of the GPU catalogue, or `CPU`; None when the GPU is not known.
+        capability: its CUDA compute capability, None when it is not known.
         model_files: the files that `model` was read from.
         model: None when the files or the architecture are not known (then `missing` says why).
         kv_cache_dtype: vLLM's word (`auto`, `fp8`, ...).
@@ -242,6 +244,7 @@ class EngineFacts:
     model: ModelGeometry | None
     max_model_len: Fact[int] | None
     platform: Fact[str]
+    gpu: str | None
     capability: tuple[int, int] | None
     tensor_parallel_size: Fact[int]
     pipeline_parallel_size: Fact[int]

@@ -130,6 +130,7 @@ def resolve_facts(
         model=model,
         max_model_len=max_model_len,
         platform=platform,
+        gpu=gpu,
         capability=None if gpu is None or gpu == CPU else GPUS[gpu].capability,
         tensor_parallel_size=said.fact("tensor_parallel_size", None, 1),
         pipeline_parallel_size=said.fact("pipeline_parallel_size", None, 1),

@@ -26,6 +26,8 @@ from kvheadroom.capacity.model_geometry import ModelGeometry
 from kvheadroom.capacity.overhead_parts import OverheadEstimate, OverheadPart
 
 GIB = 2**30
+EDITION = 1
+"""Counted up where `estimate_overhead` gives another figure for the same facts: what was measured against an older one is not carried over."""
 MOST_TOO_HIGH = 0.029
 MOST_TOO_LOW = 0.012
 """Share of the GPU's memory by which nine of ten public starts at most had less, and had more, than estimated."""
