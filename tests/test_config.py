@@ -30,6 +30,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
 scrape_interval: 500ms
 session_tokens: [131072, 262144]
 overhead_gb: 7.5
+calibration_file: /var/lib/kvheadroom/calibration.json
 replicas:
   - url: http://a:8000/
     name: glm-a
@@ -38,6 +39,7 @@ replicas:
     gpu: b200
     gpus: [GPU-1a2b3c4d-0000-1111-2222-333344445555]
     hbm_bytes: 191000000000
+    overhead_gb: 3
     api_key_file: /run/secrets/key
     flags: {tensor_parallel_size: 8, kv_cache_dtype: fp8, gpu_memory_utilization: 0.95}
   - url: https://b/prefix/
@@ -46,7 +48,9 @@ replicas:
     assert config.scrape_interval == 0.5
     assert config.session_tokens == (131072, 262144)
     assert config.overhead_gb == 7.5
+    assert config.calibration_file == Path("/var/lib/kvheadroom/calibration.json")
     a, b = config.replicas
+    assert (a.overhead_gb, b.overhead_gb) == (3.0, None)
     assert (a.replica, a.url, a.gpu) == ("glm-a", "http://a:8000", "B200")
     assert a.gpus == ("GPU-1a2b3c4d-0000-1111-2222-333344445555",)
     assert a.flags.model_dump(exclude_none=True) == {
@@ -78,6 +82,7 @@ def test_gpus_are_uuids_mig_uuids_or_indices_as_a_list_or_as_in_cuda_visible_dev
 def test_defaults_are_those_of_the_reference(tmp_path: Path) -> None:
     config = load(tmp_path, "replicas: [{url: 'http://h:1'}]")
     assert (config.scrape_interval, config.session_tokens) == (5.0, (262144,))
+    assert (config.overhead_gb, config.calibration_file) == (None, None)
     assert config.replicas[0].replica == "h:1"
 
 
@@ -102,6 +107,10 @@ REPLICA = "replicas: [{url: 'http://h:1'}]\n"
         ("replicas: [{url: 'http://h:1', gpus: ''}]", "/c.yaml: replicas[0].gpus[0]: '' is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"),
         ("replicas: [{url: 'http://h:1', gpus: '0,'}]", "/c.yaml: replicas[0].gpus[1]: '' is no UUID of a GPU or MIG device and no index; `nvidia-smi -L` lists them, e.g. GPU-1a2b3c4d-..., MIG-1a2b3c4d-... or 0"),
         ("replicas: [{url: 'http://h:1', gpus: [0, 0]}]", "/c.yaml: replicas[0].gpus: 0 is given twice"),
+        (REPLICA + "calibration_file: ''", "/c.yaml: calibration_file: '.' is no file's name"),
+        (REPLICA + "calibration_file: /", "/c.yaml: calibration_file: '/' is no file's name"),
+        (REPLICA + "calibration_file: 5", "/c.yaml: calibration_file: the path of a file is needed, got 5"),
+        ("replicas: [{url: 'http://h:1', overhead_gb: -1}]", "/c.yaml: replicas[0].overhead_gb: input should be greater than or equal to 0, got -1"),
         (REPLICA + "session_tokens: [0]", "/c.yaml: session_tokens[0]: input should be greater than 0, got 0"),
         (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: a whole number is needed, got '256K'"),
         ("replicas: [{url: 'host:8000'}]", "/c.yaml: replicas[0].url: 'host:8000' is no server's address; write e.g. http://host:8000"),

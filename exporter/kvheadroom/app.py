@@ -124,6 +124,7 @@ async def check(config: Config) -> FleetAssessment:
         watch = Watch(session, files)
         endpoints = await open_endpoints(config, files, timeout_seconds=CONFIG_FILES_SECONDS)
         watch.prepare(config, endpoints, start=False)
+        await watch.read_calibration()
         await watch.find_replicas()
         gpus = asyncio.create_task(watch.sample_gpus())
         try:

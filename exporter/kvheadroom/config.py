@@ -36,6 +36,8 @@ from kvheadroom.setting_values import (
     FilePattern,
     GpuNames,
     ModelPath,
+    OverheadGb,
+    OwnFile,
     ParallelSize,
     Pod,
     PositiveInt,
@@ -107,6 +109,7 @@ class ServerFacts(Strict):
     gpu: CatalogueGpu | None = None
     gpus: GpuNames = ()
     hbm_bytes: PositiveInt | None = None
+    overhead_gb: OverheadGb | None = None
     labels: Annotated[dict[str, str], BeforeValidator(checked_labels)] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -202,7 +205,8 @@ class Config(Strict):
 
     scrape_interval: Duration = 5.0
     session_tokens: Annotated[tuple[PositiveInt, ...], Field(max_length=20)] = (262_144,)
-    overhead_gb: Annotated[float, Field(ge=0, le=10_000, strict=False)] | None = None
+    overhead_gb: OverheadGb | None = None
+    calibration_file: OwnFile | None = None
     replicas: tuple[ReplicaConfig, ...] = ()
     file_sd_configs: Annotated[tuple[FileSdConfig, ...], Field(max_length=20)] = ()
     http_sd_configs: Annotated[tuple[HttpSdConfig, ...], Field(max_length=20)] = ()

@@ -70,13 +70,14 @@ class Replica:
         self._local = replica.server if isinstance(replica, LocalReplica) else None
         self._find_card = find_card
         self._card = CPU if self._local is not None and self._local.is_cpu_build else None
+        overhead_gb = config.overhead_gb if replica.overhead_gb is None else replica.overhead_gb
         self._operator = OperatorFacts(
             # What is said to be null is said: it is no longer an assumption.
             flags=replica.flags.model_dump(exclude_unset=True),
             gpu=replica.gpu,
             hbm_bytes=replica.hbm_bytes,
             weights_bytes=replica.weights_bytes,
-            overhead_bytes=None if config.overhead_gb is None else round(config.overhead_gb * 1e9),
+            overhead_bytes=None if overhead_gb is None else round(overhead_gb * 1e9),
         )
 
     async def fetch_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:

@@ -78,6 +78,12 @@ def _file_pattern(value: str) -> str:
     return path
 
 
+def _own_file(value: Path) -> Path:
+    if not value.name or value.name == ".." or "\0" in str(value):
+        raise ValueError(f"{str(value)[:200]!r} is no file's name")
+    return value.expanduser()
+
+
 def _gpu_list(value: object) -> object:
     """Also as in CUDA_VISIBLE_DEVICES: one text with commas."""
     if not isinstance(value, str):
@@ -140,6 +146,8 @@ Duration = Annotated[
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 ModelPath = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]
+OverheadGb = Annotated[float, Field(ge=0, le=10_000, strict=False)]
+OwnFile = Annotated[Path, AfterValidator(_own_file)]
 CatalogueGpu = Annotated[str, BeforeValidator(_gpu)]
 GpuNames = Annotated[tuple[GpuName, ...], BeforeValidator(_gpu_list), AfterValidator(_each_once)]
 ReplicaName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_name)]

@@ -22,7 +22,9 @@ from kvheadroom.discovery.processes import NAME as PROCESSES
 from kvheadroom.discovery.watched import MAX_REPLICAS, Discoveries, Target, merge, tell_left_out
 from kvheadroom.gpu_exporters import GpuExporters
 from kvheadroom.monitor.board import Board
+from kvheadroom.monitor.calibration_learner import CalibrationLearner
 from kvheadroom.monitor.gpu_sampler import GpuSampler
+from kvheadroom.monitor.replica_calibration import ReplicaCalibration
 from kvheadroom.monitor.sampler import ReplicaSampler
 from kvheadroom.replica import Replica
 from kvheadroom.sources.endpoint import Endpoint
@@ -93,6 +95,7 @@ class Watch:
         self._start = False
         self._discoveries = Discoveries(files, self._sources_were_asked)
         self._gpu_exporters = GpuExporters(session, files, self.board.publish_exporters)
+        self._learner = CalibrationLearner(files.read, self.board.set_calibration)
         self._clashes: dict[str, tuple[str, ...]] = {}
         self._watched: Counter[str] = Counter()
         self._running: dict[str, _Running] = {}
@@ -115,6 +118,7 @@ class Watch:
         self._discoveries.set_sources(
             sources_of(config, self._session, self._files, self._proc), len(self._static), start=start
         )
+        self._learner.use(config.calibration_file, start=start)
         self._watch(config)
         self._gpu_exporters.set_exporters(config.dcgm_exporters, start=start)
         return self.samplers
@@ -127,6 +131,10 @@ class Watch:
     async def find_replicas(self) -> None:
         """Ask every source of replicas once, by hand."""
         await self._discoveries.ask_all()
+
+    async def read_calibration(self) -> None:
+        """Read the calibration file once, by hand."""
+        await self._learner.work()
 
     async def read_remote_gpus(self) -> None:
         """Ask every DCGM-exporter once, by hand."""
@@ -219,6 +227,9 @@ class Watch:
                 sources.as_sources(),
                 self.board,
                 memory=memories.get((name, replicas[name].url)),
+                calibration=ReplicaCalibration(
+                    replicas[name], self._learner, partial(self._foreign_bytes, name)
+                ),
             )
             task = asyncio.create_task(sampler.run()) if self._start else None
             self._running[name] = _Running(settings[name], sampler, task)
@@ -259,6 +270,10 @@ class Watch:
             gpus.read, nvml.mend, lambda: self._interval_seconds, GPU_SECONDS, self.publish_gpus
         ).run()
 
+    def _foreign_bytes(self, replica: str) -> int | None:
+        gpus = self.board.fleet.gpus
+        return None if gpus is None else gpus.foreign_bytes(replica)
+
     def _local_places(self) -> tuple[ServerPlace, ...]:
         # From another thread: the tuple is replaced, never changed.
         return tuple(claim.place for claim in self._claims if not claim.on_cpu)
@@ -278,6 +293,7 @@ class Watch:
         """End every sampler and every source of replicas."""
         await self._discoveries.close()
         await self._gpu_exporters.close()
+        await self._learner.close()
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:
             task.cancel()

@@ -1,13 +1,25 @@
 """From one reading to everything that is said about an engine."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvheadroom.capacity.assessment import Assessment, Reading, assess
+from kvheadroom.capacity.calibration import Calibration, calibrate
+from kvheadroom.capacity.calibration_samples import (
+    CalibrationKey,
+    CalibrationSample,
+    SampleSource,
+    key_of,
+    sample_of_engine,
+)
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment, withhold_stale
+from kvheadroom.capacity.observation import observe
+from kvheadroom.capacity.own_start import OwnStart
+from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot, ProblemReason, VllmPage
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA, facts
@@ -93,6 +105,42 @@ def test_a_prediction_does_not_move_when_every_result_of_the_engine_is_wrong() -
     predicted = {row.session_tokens: row.predicted for row in true.sessions}
     assert {row.session_tokens: row.predicted for row in wrong.sessions} == predicted
     assert wrong.observation != true.observation
+
+
+def test_neither_does_a_calibrated_figure(seeded: random.Random) -> None:
+    known = facts(gpu="H100", hbm_bytes=10 << 30, weights_bytes=1 << 30, flags={"block_size": 32})
+    key = key_of(known)
+    assert isinstance(key, CalibrationKey)
+    raw, overhead = predict(known), seeded.randrange(1 << 30, 4 << 30)
+    told = []
+    for snapshot in (SNAPSHOT, WRONG):
+        seen = observe(snapshot, known, raw.layout)
+        own = sample_of_engine(
+            known, snapshot, seen, start="own", foreign_bytes=None, measured_at=0.0, evidence=""
+        )
+        other = CalibrationSample(
+            key=key,
+            start="other",
+            source=SampleSource.FLEET,
+            overhead_bytes=overhead,
+            uncertainty_bytes=0,
+            estimated_bytes=None,
+            model="",
+            evidence="",
+        )
+        kept = Calibration.of([other, replace(other, start="own", overhead_bytes=seen.pool_bytes or 0)])
+        result = assess(
+            Reading(facts=known, snapshot=snapshot, taken_at=1000.0),
+            ODD_LENGTHS,
+            calibrated=calibrate(known, raw, kept, own_start="own"),
+            own_start=OwnStart("own", own),
+        )
+        assert result.calibrated is not None
+        assert result.ledger is not None
+        assert result.calibrated.learned.overhead_bytes == overhead
+        rows = [(row.session_tokens, row.calibrated) for row in result.sessions]
+        told.append((result.calibrated, rows, [term.calibrated_bytes for term in result.ledger.terms]))
+    assert told[0] == told[1]
 
 
 def test_a_release_that_tells_blocks_alone_has_the_tokens_that_vllm_would_report() -> None:

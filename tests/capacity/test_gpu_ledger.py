@@ -164,3 +164,18 @@ def test_gpus_of_different_size_and_a_replica_elsewhere_have_no_total_of_a_drive
         totals = hbm_totals(fleet, replica, on_gpu())
         assert totals is not None
         assert totals.nvml_bytes is None
+
+
+def test_of_a_replicas_gpus_the_one_with_the_most_of_others_is_told_and_none_where_nobody_knows() -> None:
+    others = (
+        OthersMemory("a", "r", 5, 60),
+        OthersMemory("b", "r", 7, 50),
+        OthersMemory("a", "other", 900, 5),
+    )
+    gpus = GpuAssessment(
+        reading=GpuReading(taken_at=0.0, duration_seconds=0.0),
+        interval_seconds=5.0,
+        runs=GpuAssignments(others=others),
+    )
+    assert gpus.foreign_bytes("r") == 7
+    assert gpus.foreign_bytes("unheard") is None

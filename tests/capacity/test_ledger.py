@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvheadroom.capacity.calibration import LearnedOverhead, Reliability, predict_calibrated
 from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
-from kvheadroom.capacity.ledger import Basis, Bounds, Ledger, Term, make_ledger
+from kvheadroom.capacity.ledger import Basis, Bounds, Ledger, Term, make_ledger, with_calibrated
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.overhead_parts import OverheadPart
 from kvheadroom.capacity.prediction import Prediction, predict
@@ -137,6 +138,60 @@ def test_less_overhead_than_predicted_is_explained_with_a_minus() -> None:
     assert pool.unused_bytes is not None
     assert ledger.unexplained_bytes == pool.unused_bytes - 1000 * 16_384
     assert ledger_of(on_gpu(), 4 * GIB // 16_384).unexplained_bytes is None
+
+
+def test_what_was_learned_adds_up_to_the_gpu_to_the_byte() -> None:
+    rng = random.Random(SEED)
+    print(f"KVHEADROOM_SEED={SEED}")
+    for _ in range(200):
+        known = on_gpu(
+            flags={"gpu_memory_utilization": rng.uniform(0.5, 1.0)},
+            hbm_bytes=rng.randrange(3 * GIB, 200 * GIB),
+            overhead_bytes=rng.randrange(GIB),
+        )
+        learned = rng.randrange(GIB)
+        calibrated = predict(replace(known, overhead_bytes=Fact(learned, Origin.LEARNED)), predict(known))
+        plain = ledger_of(known, 100)
+        ledger = with_calibrated(plain, calibrated)
+        assert sum(one.calibrated_bytes or 0 for one in ledger.terms) == ledger.total_bytes
+        assert ledger.of(Term.OVERHEAD).calibrated_bytes == learned
+        assert calibrated.pool is not None
+        assert ledger.of(Term.KV_POOL).calibrated_bytes == calibrated.pool.pool_bytes
+        for term in (Term.OUTSIDE_UTILIZATION, Term.WEIGHTS):
+            assert ledger.of(term).calibrated_bytes == ledger.of(term).predicted_bytes
+        assert [replace(one, calibrated_bytes=None) for one in ledger.terms] == list(plain.terms)
+        # What the pool tells is compared with both, and what is not explained stays that of the estimate.
+        overhead = ledger.of(Term.OVERHEAD)
+        assert overhead.observed_bytes is not None
+        assert overhead.calibrated_difference_bytes == overhead.observed_bytes - learned
+        assert ledger.unexplained_bytes == plain.unexplained_bytes
+        assert plain.of(Term.OVERHEAD).calibrated_difference_bytes is None
+        assert ledger.of(Term.BLOCK_ROUNDING).calibrated_difference_bytes is None
+
+
+def test_what_was_learned_is_one_figure_beside_the_parts_of_the_estimate() -> None:
+    known = on_gpu(overhead_bytes=None, hbm_bytes=100 * GIB)
+    raw = predict(known)
+    learned = LearnedOverhead(
+        overhead_bytes=2 * GIB, low_bytes=GIB, high_bytes=3 * GIB, samples=3, reliability=Reliability.GOOD
+    )
+    calibrated = predict_calibrated(known, learned, raw)
+    assert calibrated.facts.overhead_bytes.origin is Origin.LEARNED
+    assert calibrated.prediction.budget is not None
+    assert calibrated.prediction.budget.overhead is None
+    plain = ledger_of(known, 100)
+    ledger = with_calibrated(plain, calibrated.prediction)
+    overhead = ledger.of(Term.OVERHEAD)
+    assert (overhead.calibrated_bytes, overhead.predicted_basis) == (2 * GIB, Basis.ASSUMED)
+    assert ledger.overhead_parts == plain.overhead_parts
+    assert sum(size for _, size in ledger.overhead_parts) == overhead.predicted_bytes
+    assert sum(one.calibrated_bytes or 0 for one in ledger.terms) == 100 * GIB
+
+
+def test_a_learned_overhead_that_leaves_no_pool_leaves_its_column_empty() -> None:
+    known = on_gpu()
+    none = predict(replace(known, overhead_bytes=Fact(3 * GIB, Origin.LEARNED)))
+    assert with_calibrated(ledger_of(known, 100), none) == ledger_of(known, 100)
 
 
 def test_the_pool_of_a_known_overhead_tells_that_overhead_to_less_than_a_block() -> None:

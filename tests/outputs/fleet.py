@@ -3,12 +3,22 @@
 from dataclasses import replace
 
 from kvheadroom.capacity.assessment import Reading, assess
+from kvheadroom.capacity.calibration import Calibration, calibrate
+from kvheadroom.capacity.calibration_samples import (
+    CalibrationKey,
+    CalibrationSample,
+    Exclusion,
+    SampleSource,
+    key_of,
+    sample_of_engine,
+)
 from kvheadroom.capacity.demand import Load
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.engine_states import EngineState, StateFound
 from kvheadroom.capacity.facts import MissingFact, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.fleet import (
+    CalibrationFile,
     Event,
     EventKind,
     FleetAssessment,
@@ -28,6 +38,7 @@ from kvheadroom.capacity.gpu_assignment import (
 )
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, XidCount
 from kvheadroom.capacity.history import Moment, moment_of
+from kvheadroom.capacity.own_start import OwnStart, start_of
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
 from kvheadroom.capacity.release_rules import rules_for
 from kvheadroom.capacity.remote_gpus import ExporterStatus, Pod, RemoteGpu, RemoteGpus
@@ -111,12 +122,16 @@ def inflated() -> ReplicaAssessment:
     return replace(old, engines=(again,), problems=again.problems)
 
 
-def on_a_gpu() -> ReplicaAssessment:
-    """A replica whose pool is what an H100 leaves over: 2,300,000 blocks of 32 KiB."""
+def on_a_gpu(num_blocks: int = 2_300_000, overhead_bytes: int | None = None) -> ReplicaAssessment:
+    """A replica whose pool is what an H100 leaves over, in blocks of 32 KiB.
+
+    Args:
+        overhead_bytes: as the operator says; None where it is estimated.
+    """
     told = replica("hbm", "gqa_light_steady")
     (engine,) = told.engines
     facts = resolve_facts(
-        operator=OperatorFacts(flags={"max_num_seqs": 16}, gpu="H100"),
+        operator=OperatorFacts(flags={"max_num_seqs": 16}, gpu="H100", overhead_bytes=overhead_bytes),
         answers=ServerAnswers(version="0.32.0", model_root="tiny", max_model_len=2048),
         echoed=replace(engine.snapshot.echoed, kv_cache_memory_bytes=None),
         model_files=ModelFiles(
@@ -125,13 +140,51 @@ def on_a_gpu() -> ReplicaAssessment:
     )
     snapshot = replace(
         engine.snapshot,
-        num_blocks=2_300_000,
-        pool_tokens=73_600_000,
-        max_concurrency=35_937.5,
-        kv_usage_ratio=77 / 2_299_999,
+        num_blocks=num_blocks,
+        pool_tokens=num_blocks * 32,
+        max_concurrency=num_blocks * 32 / 2048,
+        kv_usage_ratio=77 / (num_blocks - 1),
     )
     reading = Reading(facts=facts, snapshot=snapshot, taken_at=engine.taken_at)
     return replace(told, engines=(assess(reading, (1024,)),))
+
+
+def calibrated(of: ReplicaAssessment, name: str, *overheads: int) -> ReplicaAssessment:
+    """The replica where other starts of its kind had these overheads, and its own was measured."""
+    (engine,) = of.engines
+    key = key_of(engine.facts)
+    assert isinstance(key, CalibrationKey)
+    samples = [
+        CalibrationSample(
+            key=key,
+            start=f"other-{number}/0/1795900000",
+            source=SampleSource.FLEET,
+            overhead_bytes=overhead,
+            uncertainty_bytes=32_767,
+            estimated_bytes=None,
+            model="tiny",
+            evidence="",
+        )
+        for number, overhead in enumerate(overheads)
+    ]
+    start = start_of(name, "0", NOW - 3600, engine.snapshot.num_blocks)
+    own = sample_of_engine(
+        engine.facts,
+        engine.snapshot,
+        engine.observation,
+        start=start,
+        foreign_bytes=None,
+        measured_at=NOW,
+        evidence="",
+    )
+    again = assess(
+        Reading(facts=engine.facts, snapshot=engine.snapshot, taken_at=engine.taken_at),
+        (1024,),
+        engine.prediction,
+        calibrated=calibrate(engine.facts, engine.prediction, Calibration.of(samples), own_start=start),
+        own_start=OwnStart(start, own),
+    )
+    return replace(of, replica=name, url=f"http://{name}:8000", engines=(again,))
 
 
 def in_thrash(of: ReplicaAssessment) -> ReplicaAssessment:
@@ -171,6 +224,7 @@ def fleet() -> FleetAssessment:
             replace(
                 in_thrash(replica("gqa", "gqa_waiting_and_preempting")),
                 restarts_total=1,
+                excluded_starts_total=((Exclusion.POOL_BY_FLAG, 2),),
                 problems=(PageProblem(ProblemReason.METRICS_LOST, "vllm:prompt_tokens_total: gone"),),
                 problems_total=((ProblemReason.BAD_VALUE, 7), (ProblemReason.METRICS_LOST, 3)),
                 lost_metrics=("vllm:prompt_tokens_total",),
@@ -193,7 +247,8 @@ def fleet() -> FleetAssessment:
             ),
             ReplicaAssessment(replica="new", url="http://new:8000", interval_seconds=5.0),
             replica("offload", "offload_lab.loaded", max_model_len=1024, before="offload_lab.after"),
-            on_a_gpu(),
+            calibrated(on_a_gpu(), "hbm", 1_050_000_007, 1_150_000_000, 1_100_000_000),
+            calibrated(on_a_gpu(num_blocks=1500), "tight", 90_000_000_000),
         ),
         gpus=GpuAssessment(
             reading=GpuReading(
@@ -334,6 +389,17 @@ def fleet() -> FleetAssessment:
                 not_here=(NotHere("GPU-50505050", "down", "is told of by no exporter"),),
                 unassigned=(Unassigned("new", "no exporter tells of a GPU of the pod vllm/new"),),
             ),
+        ),
+        calibration=CalibrationFile(
+            path="/var/lib/kvheadroom/calibration.json",
+            attempted=True,
+            samples=5,
+            failure=SourceFailure(
+                "calibration",
+                FailureReason.NO_PERMISSION,
+                "/var/lib/kvheadroom/calibration.json: <Permission> denied",
+            ),
+            failures_total=((FailureReason.NO_PERMISSION, 3),),
         ),
         reload=ReloadStatus(last_success_at=NOW - 3600, fault="/etc/kvheadroom.yaml: replicas[0].url: no"),
         targets=(

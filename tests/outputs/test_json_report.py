@@ -35,10 +35,10 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert report["gpus"]["unassigned"] == [{"replica": "new", "why": "new is not known to be this machine"}]
     assert report["gpus"]["failures"][0]["reason"] == "lost"
     assert report["config_fault"] == "/etc/kvheadroom.yaml: replicas[0].url: no"
-    gqa, dp2, hub, down, new, offload, hbm = report["replicas"]
-    assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0, 1, 1]
+    gqa, dp2, hub, down, new, offload, hbm, tight = report["replicas"]
+    assert [len(r["engines"]) for r in report["replicas"]] == [1, 2, 1, 0, 0, 1, 1, 1]
     states = [r["state"] for r in report["replicas"]]
-    assert states == ["serving", "serving", "serving", "down", None, "serving", "serving"]
+    assert states == ["serving", "serving", "serving", "down", None, "serving", "serving", "serving"]
     assert gqa["restarts_total"] == 1
     assert gqa["events"][0]["kind"] == "restarted"
     engine = gqa["engines"][0]
@@ -96,6 +96,9 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert memory["problem"] is None
     assert sum(term["predicted_bytes"] for term in memory["terms"]) == total
     assert sum(term["observed_bytes"] or 0 for term in memory["terms"]) == total
+    # ceil(92% of the memory), less 4,065,536 B of weights; of it the pool's blocks are no overhead.
+    left = 78_226_585_027 - 4_065_536
+    own = left - 2_300_000 * 32_768
     overhead = memory["terms"][2]
     estimate = sum(memory["overhead_parts"].values())
     assert list(memory["overhead_parts"]) == [
@@ -113,10 +116,12 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         # 2.9% of the GPU's memory less is more than all of it.
         "predicted_low_bytes": 0,
         "predicted_high_bytes": estimate + round(0.012 * total),
-        "observed_bytes": overhead["observed_bytes"],
+        "calibrated_bytes": 1_100_000_000,
+        "observed_bytes": own,
         "observed_from": "what the pool leaves, with the rounding",
         "uncertainty_bytes": 32 * 1024 - 1,
-        "difference_bytes": overhead["observed_bytes"] - estimate,
+        "difference_bytes": own - estimate,
+        "calibrated_difference_bytes": own - 1_100_000_000,
     }
     assert memory["unexplained_overhead_bytes"] == overhead["difference_bytes"]
     # The utilization was said, the memory is the catalogue's.
@@ -127,6 +132,58 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     weights = memory["terms"][1]
     assert weights["predicted_basis"] == "derived"
     assert weights["predicted_low_bytes"] == weights["predicted_high_bytes"] == weights["predicted_bytes"]
+    assert sum(term["calibrated_bytes"] for term in memory["terms"]) == total
+    blocks, fewest, most = (
+        (left - learned) // 32_768 for learned in (1_100_000_000, 1_150_032_767, 1_049_967_240)
+    )
+    assert (blocks, fewest, most) == (2_353_592, 2_352_065, 2_355_119)
+    assert hbm["engines"][0]["calibrated"] == {
+        "pool_tokens": blocks * 32,
+        "blocks": blocks,
+        "pool_bytes": blocks * 32_768,
+        # Of 64 blocks each.
+        "max_concurrency": blocks / 64,
+        "fewest_blocks": fewest,
+        "most_blocks": most,
+        "overhead_bytes": 1_100_000_000,
+        # One block of 32 KiB less one byte beside the lowest and the highest of three.
+        "low_bytes": 1_050_000_007 - 32_767,
+        "high_bytes": 1_150_000_000 + 32_767,
+        "samples": 3,
+        "reliability": "good",
+        "clamped": None,
+        "note": "learned from 3 starts like it (1.05 to 1.15 GB)",
+        "cannot_predict": [],
+    }
+    assert hbm["engines"][0]["own_start"] == {
+        "start": "hbm/0/1795986400",
+        "overhead_bytes": own,
+        "uncertainty_bytes": 32_767,
+        "excluded": None,
+        "detail": None,
+        "why_alone": None,
+    }
+    session = hbm["engines"][0]["sessions"][0]
+    assert (session["calibrated"], session["calibrated_fewest"], session["calibrated_most"]) == (
+        blocks / 32,
+        fewest / 32,
+        most / 32,
+    )
+    (cut,) = tight["engines"]
+    assert (cut["calibrated"]["clamped"], cut["calibrated"]["blocks"]) == ("nothing_left", None)
+    assert cut["calibrated"]["overhead_bytes"] == left
+    assert {term["calibrated_bytes"] for term in cut["memory"]["terms"]} == {None}
+    assert cut["own_start"]["excluded"] == "impossible"
+    assert (gqa["engines"][0]["calibrated"], gqa["engines"][0]["own_start"]) == (None, None)
+    assert gqa["excluded_starts"] == {"pool_by_flag": 2}
+    assert report["calibration"] == {
+        "path": "/var/lib/kvheadroom/calibration.json",
+        "up": False,
+        "reason": "no_permission",
+        "detail": "/var/lib/kvheadroom/calibration.json: <Permission> denied",
+        "note": None,
+        "samples": 5,
+    }
     basis = {"basis": "prefix_cache_queries", "doubt": None}
     assert offload["engines"][0]["hit_windows"] == [
         {

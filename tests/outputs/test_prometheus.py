@@ -3,7 +3,9 @@
 import itertools
 import json
 import re
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -13,13 +15,14 @@ from kvheadroom.capacity.discovery import OUR_LABELS, checked_labels
 from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, withhold_stale
 from kvheadroom.capacity.gpu_assignment import GpuAssignments, NotHere
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading
+from kvheadroom.capacity.overhead import EDITION
 from kvheadroom.outputs.check_report import check_report
 from kvheadroom.outputs.json_report import status_report, to_json
-from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, PREFIX
+from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, OVERHEAD_SAMPLE, PREFIX
 from kvheadroom.outputs.prometheus import exposition
 from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
-from tests.outputs.fleet import NOW, fleet, inflated
+from tests.outputs.fleet import NOW, calibrated, fleet, inflated, on_a_gpu
 from tests.outputs.fleet import replica as replica_of
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -78,7 +81,8 @@ def test_the_labels_of_operators_stand_on_the_info_of_their_replica_and_nowhere_
 
 
 def test_an_operators_label_can_write_over_none_of_a_replicas_series() -> None:
-    ours = {label for metric in CATALOGUE if "replica" in metric.labels for label in metric.labels}
+    joined = [one for one in CATALOGUE if "replica" in one.labels and one is not OVERHEAD_SAMPLE]
+    ours = {label for metric in joined for label in metric.labels}
     assert ours <= OUR_LABELS
     for label in ours:
         with pytest.raises(ValueError, match=f"'{label}' is a label of kvheadroom's own series"):
@@ -128,6 +132,97 @@ def test_memory_that_is_held_for_nothing_has_a_name() -> None:
         of("memory_finding_bytes", replica="hbm", engine="0", gpu="", finding="pool_above_demand") == unused
     )
     assert of("memory_finding_bytes", replica="gqa") is None
+
+
+def test_what_was_learned_is_told_beside_with_its_interval_and_adds_up_to_the_gpu() -> None:
+    terms = ("outside_utilization", "weights", "overhead", "block_rounding", "kv_pool")
+    learned = {term: of("calibrated_memory_bytes", replica="hbm", term=term) for term in terms}
+    # The CUDA total of the catalogue's H100.
+    assert sum(size or 0 for size in learned.values()) == 85_028_896_768
+    # The median of three, one block of 32 KiB less one byte added at both ends.
+    assert learned["overhead"] == 1_100_000_000
+    assert of("calibrated_overhead_low_bytes", replica="hbm") == 1_050_000_007 - 32_767
+    assert of("calibrated_overhead_high_bytes", replica="hbm") == 1_150_000_000 + 32_767
+    assert of("calibration_samples", replica="hbm") == 3
+    assert of("calibration_reliability", replica="hbm", reliability="good") == 1
+    # ceil(92% of that) - weights of 4,065,536 B - 1.1 GB, in blocks of 32,768 B.
+    blocks = (78_226_585_027 - 4_065_536 - 1_100_000_000) // 32_768
+    assert of("calibrated_blocks", replica="hbm") == blocks == 2_353_592
+    assert of("calibrated_pool_bytes", replica="hbm") == learned["kv_pool"] == blocks * 32_768
+    assert of("calibrated_pool_tokens", replica="hbm") == blocks * 32
+    assert of("calibrated_sessions", replica="hbm", session_tokens="1024") == blocks / 32
+    assert of("calibration_clamped", replica="hbm") is None
+    # Its pool is given by a flag.
+    assert of("calibrated_blocks", replica="gqa") is None
+    assert of("calibration_excluded_starts_total", replica="gqa", reason="pool_by_flag") == 2
+
+
+def test_memory_and_what_was_learned_add_as_many_series_as_the_page_on_metrics_says() -> None:
+    series = Counter(
+        name.removeprefix(PREFIX) for name, have in samples(page()) if ("replica", "hbm") in have
+    )
+    memory = ("predicted_memory", "observed_memory", "predicted_overhead", "unexplained_overhead")
+    assert sum(series[f"{name}_bytes"] for name in memory) == 13
+    assert series["gpu_memory_term_bytes"] == 6
+    # With two lengths: 1,024 tokens, and max_model_len.
+    learned = sum(count for name, count in series.items() if name.startswith(("calibrat", "overhead_sample")))
+    assert (learned, series["calibrated_sessions"]) == (13 + 2, 2)
+    text = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    assert "adds 13 to an engine whose pool is what HBM leaves over, and 6 to a GPU" in text
+    assert "adds 13 to an engine, and one for each length" in text
+
+
+def test_a_learned_overhead_that_leaves_nothing_is_cut_and_makes_no_pool() -> None:
+    assert of("calibration_clamped", replica="tight", bound="nothing_left") == 1
+    assert of("calibration_samples", replica="tight") == 1
+    assert of("calibrated_blocks", replica="tight") is None
+    assert of("calibrated_memory_bytes", replica="tight", term="overhead") is None
+    # Its own start cannot be, and is no sample.
+    assert of("overhead_sample_bytes", replica="tight") is None
+
+
+def test_a_start_that_is_a_sample_tells_it_with_all_that_it_depends_on() -> None:
+    ((labels, value),) = [
+        (dict(have), size)
+        for (name, have), size in samples(page()).items()
+        if name == PREFIX + "overhead_sample_bytes"
+    ]
+    # ceil(92% of 85,028,896,768 B) - weights of 4,065,536 B - 2,300,000 blocks of 32,768 B.
+    assert value == 78_226_585_027 - 4_065_536 - 2_300_000 * 32_768
+    geometry = labels.pop("geometry")
+    assert geometry.startswith("LlamaForCausalLM ")
+    assert labels == {
+        "replica": "hbm",
+        "engine": "0",
+        "model_name": "tiny",
+        "start": "hbm/0/1795986400",
+        "weight_format": "bfloat16",
+        "gpu": "H100",
+        "parallelism": "tp1",
+        "release": "0.32.0",
+        "settings": "kv_cache_dtype=auto max_num_batched_tokens=8192 max_num_seqs=16",
+        "edition": str(EDITION),
+    }
+
+
+def test_the_sample_of_an_engine_whose_overhead_the_operator_says_has_no_edition_of_the_estimate() -> None:
+    said = calibrated(on_a_gpu(overhead_bytes=2**30), "said")
+    shown = samples(page(shown=FleetAssessment((said,))))
+    ((edition, value),) = [
+        (dict(have)["edition"], size)
+        for (name, have), size in shown.items()
+        if name == PREFIX + "overhead_sample_bytes"
+    ]
+    assert edition == "0"
+    # What the operator says is not in it.
+    assert value == of("overhead_sample_bytes", replica="hbm")
+
+
+def test_a_calibration_file_that_cannot_be_used_is_a_source_that_is_down() -> None:
+    assert of("source_up", replica="", source="calibration") == 0
+    assert of("source_failures_total", source="calibration", reason="no_permission") == 3
+    without = samples(page(shown=replace(fleet(), calibration=None)))
+    assert not any(dict(have).get("source") == "calibration" for _, have in without)
 
 
 def test_what_is_on_a_gpu_adds_up_to_what_its_driver_counts() -> None:

@@ -7,12 +7,14 @@ from html.parser import HTMLParser
 import pytest
 
 from kvheadroom.capacity.assessment import Reading, assess
+from kvheadroom.capacity.calibration_samples import Excluded, Exclusion
 from kvheadroom.capacity.fleet import FleetAssessment, withhold_stale
 from kvheadroom.capacity.gpu_assignment import OthersMemory
+from kvheadroom.capacity.own_start import OwnStart
 from kvheadroom.outputs.numbers import count, gigabytes, percent, seconds, signed, size
 from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
-from tests.outputs.fleet import NOW, fleet, inflated, replica
+from tests.outputs.fleet import NOW, calibrated, fleet, inflated, on_a_gpu, replica
 
 
 class _Text(HTMLParser):
@@ -106,6 +108,38 @@ def test_a_pool_of_which_no_size_is_told_is_unknown_with_its_reason_and_no_zero(
     assert "Capacity unknown" not in words(shown=FleetAssessment((hub,)))
 
 
+def test_what_was_learned_stands_between_predicted_and_observed_with_how_it_is_known() -> None:
+    assert "<td>75,769,344</td><td>75,314,944</td><td>73,600,000</td>" in render_page(fleet(), NOW, None)
+    text = words()
+    assert "the overhead is learned from 3 starts like it (1.05 to 1.15 GB). Its own start has no say" in text
+    assert "It is left out of what the next one is told: 72.80 GiB of overhead are more than half of" in text
+    assert "it would be more than the weights leave, and was cut to that. Its own start has no say" in text
+    assert "No pool is left with it: weights (0.00 GB per GPU) and overhead (78.22 GB) leave nothing" in text
+    assert "Not calibrated" not in text
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (None, "its own start is kept and will be used at the next one"),
+        ("version is down", "its own is not measured yet: version is down"),
+        (Excluded(Exclusion.ASLEEP, "it sleeps"), "its own is left out: it sleeps"),
+        (
+            Excluded(Exclusion.POOL_BY_FLAG, "a flag gives the pool"),
+            "nothing can be learned of it: a flag gives the pool",
+        ),
+    ],
+)
+def test_where_nothing_was_learned_the_page_tells_why(told: Excluded | str | None, sentence: str) -> None:
+    alone = calibrated(on_a_gpu(), "alone")
+    if told is not None:
+        own = OwnStart("alone/0/1", told)
+        alone = replace(alone, engines=(replace(alone.engines[0], own_start=own),))
+    text = words(shown=FleetAssessment((alone,)))
+    assert re.search(f"Not calibrated: [^.]*{re.escape(sentence)}\\.", text)
+    assert "KV pool predicted observed" in text
+
+
 def test_the_prediction_shows_its_work() -> None:
     page = words(shown=FleetAssessment((replica("gqa", "gqa_idle_fresh"),)))
     assert "LlamaForCausalLM: 4 × full attention in blocks of 32 tokens, 32,768 B" in page
@@ -168,18 +202,20 @@ def test_gpus_stand_with_the_replica_they_serve_and_the_others_by_themselves() -
 def test_the_memory_of_a_gpu_is_a_sum_in_words_from_the_box_to_the_pool() -> None:
     page = words(shown=FleetAssessment((fleet().replicas[6],), gpus=fleet().gpus))
     begin = page.index("Memory of one GPU")
+    # Learned are 1.1 GB (1.02 GiB) of overhead: the 78,226,585,027 B of the budget, less them and 4,065,536 B of weights, are
+    # 2,353,592 blocks of 32,768 B (71.83 GiB) and 16,835 B.
     assert page[begin:].startswith(
-        "Memory of one GPU predicted may be live difference how it is known "
+        "Memory of one GPU predicted may be calibrated live difference how it is known "
         "as sold 80 GB GB on the box "
         "as its driver counts 79.65 GiB NVML, with what it reserves "
-        "CUDA's total 79.19 GiB 85.03 GB assumed; vLLM budgets with it "
-        "less outside utilization 6.34 GiB not known 6.34 GiB 0 assumed: utilization echoed by the engine, CUDA's total assumed; live: as predicted "
-        "less weights 3.88 MiB exact 3.88 MiB 0 derived: tensor by tensor, by config.json; live: as predicted "
-        "less overhead 605.28 MiB 0 B to 1.54 GiB 2.66 GiB +2.07 GiB assumed: estimated; live: what the pool leaves, with the rounding "
+        "CUDA's total 79.19 GiB 85.03 GB 79.19 GiB assumed; vLLM budgets with it "
+        "less outside utilization 6.34 GiB not known 6.34 GiB 6.34 GiB 0 assumed: utilization echoed by the engine, CUDA's total assumed; live: as predicted "
+        "less weights 3.88 MiB exact 3.88 MiB 3.88 MiB 0 derived: tensor by tensor, by config.json; live: as predicted "
+        "less overhead 605.28 MiB 0 B to 1.54 GiB 1.02 GiB 2.66 GiB +2.07 GiB assumed: estimated; live: what the pool leaves, with the rounding "
         "of it context 256.00 MiB of it activations 32.00 MiB of it cuda graphs 317.28 MiB "
-        "of it unexplained +2.07 GiB live less predicted; 32,767 B of it may be rounding "
-        "less block rounding 29,154 B 0 B to 32,767 B – – derived: less than one block "
-        "= kv pool 72.26 GiB 71.31 GiB to 72.85 GiB 70.19 GiB -2.07 GiB derived: 2,367,792 blocks; live: 2,300,000 blocks"
+        "of it unexplained +2.07 GiB live less predicted; 32,767 B of it may be rounding; live less calibrated is +1.64 GiB "
+        "less block rounding 29,154 B 0 B to 32,767 B 16,835 B – – derived: less than one block "
+        "= kv pool 72.26 GiB 71.31 GiB to 72.85 GiB 71.83 GiB 70.19 GiB -2.07 GiB derived: 2,367,792 blocks; live: 2,300,000 blocks"
     )
     assert (
         "Pool above demand, 70.16 GiB: 16 requests (max_num_seqs) of max_model_len tokens fill 1,024 of"

@@ -1,6 +1,6 @@
 """The table of contents of the core: one reading of one engine -> everything that is said about it.
 
-    facts + snapshot + past -> predict -> observe -> count_sessions -> hit_windows -> find_binding_limit
+    facts + snapshot + past -> predict (-> calibrate) -> observe -> count_sessions -> hit_windows -> find_binding_limit
         -> forecast, compare, make_ledger, estimate_occupancy, find_states, findings -> Assessment
 
 Nothing right of `Assessment` computes: every number that an output shows is in here.
@@ -17,14 +17,16 @@ from kvheadroom.capacity.binding_limit import (
     usual_blocks,
     usual_tokens,
 )
+from kvheadroom.capacity.calibration import CalibratedPrediction
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.engine_states import StateFound, find_states
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.forecast import Forecast, forecast
 from kvheadroom.capacity.history import Moment, PastFigures, Recent, growth, growth_since_start, moment_of
-from kvheadroom.capacity.ledger import Ledger, make_ledger
+from kvheadroom.capacity.ledger import Ledger, make_ledger, with_calibrated
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
+from kvheadroom.capacity.own_start import OwnStart
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.prefix_cache import (
     FINDINGS_WINDOW,
@@ -66,6 +68,8 @@ class Assessment:
     """One engine: prediction, observation, their difference, and every number in between.
 
     Attributes:
+        calibrated: what starts of the same kind make of it, its own left out; None where there is none.
+        own_start: what it tells itself for the next one; None where nobody watches starts.
         problems: what the engine says of itself that cannot all be true, or means something else than it seems to.
     """
 
@@ -73,6 +77,8 @@ class Assessment:
     snapshot: EngineSnapshot
     taken_at: float
     prediction: Prediction
+    calibrated: CalibratedPrediction | None = None
+    own_start: OwnStart | None = None
     observation: Observation
     sessions: tuple[SessionCapacity, ...]
     difference: Difference | None
@@ -86,12 +92,19 @@ class Assessment:
 
 
 def assess(
-    reading: Reading, session_tokens: tuple[int, ...], prediction: Prediction | None = None
+    reading: Reading,
+    session_tokens: tuple[int, ...],
+    prediction: Prediction | None = None,
+    *,
+    calibrated: CalibratedPrediction | None = None,
+    own_start: OwnStart | None = None,
 ) -> Assessment:
     """Everything about one engine at one instant.
 
     Args:
         prediction: what `predict` gives for its facts, where it is known already.
+        calibrated: what `calibrate` gives for them with what was learned of other starts.
+        own_start: what its present start tells.
     """
     facts, snapshot = reading.facts, reading.snapshot
     if prediction is None:
@@ -103,7 +116,10 @@ def assess(
     granularity = None
     if observation.contradiction is None:
         granularity = hit_granularity(snapshot, facts.decode_context_parallel_size.value)
-    sessions = count_sessions(facts, prediction, observation, session_tokens)
+    sessions = count_sessions(facts, prediction, observation, session_tokens, calibrated)
+    ledger = make_ledger(facts, prediction, observation)
+    if ledger is not None and calibrated is not None:
+        ledger = with_calibrated(ledger, calibrated.prediction)
     windows = hit_windows(snapshot, facts.rules, growths)
     # A quiet engine finishes too few in the window: of all that it has ever finished a mean is known.
     few = mean_tokens(lately, "finished_prompt_tokens_total") is None
@@ -131,10 +147,12 @@ def assess(
         snapshot=snapshot,
         taken_at=reading.taken_at,
         prediction=prediction,
+        calibrated=calibrated,
+        own_start=own_start,
         observation=observation,
         sessions=sessions,
         difference=compare(prediction, observation),
-        ledger=make_ledger(facts, prediction, observation),
+        ledger=ledger,
         occupancy=estimate_occupancy(snapshot, facts, observation, lately),
         hit_windows=windows,
         binding_limit=binding_limit,

@@ -15,7 +15,7 @@ from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
 from kvheadroom.capacity.overhead import MOST_TOO_HIGH, MOST_TOO_LOW, estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.prediction import PredictedPool, Prediction, predict
-from kvheadroom.capacity.rank_weights import weights_of
+from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
 FEW = 10
 """From so many starts on the interval leaves out the lowest and the highest tenth; with fewer it holds them all."""
@@ -92,12 +92,24 @@ class Calibration:
             found.setdefault(sample.key, []).append(sample)
         return Calibration({key: tuple(these) for key, these in sorted(found.items())})
 
-    def learned(self, facts: EngineFacts, *, own_start: str = "") -> LearnedOverhead | None:
+    def plus(self, sample: CalibrationSample, most: int) -> "Calibration":
+        """With one more sample, as the latest of its key; of a start that is there already it takes the place.
+
+        Args:
+            most: samples of the key that are kept.
+        """
+        others = tuple(one for one in self.samples.get(sample.key, ()) if one.start != sample.start)
+        return Calibration({**self.samples, sample.key: (*others, sample)[-most:]})
+
+    def learned(
+        self, facts: EngineFacts, *, own_start: str = "", weights: RankWeights | None = None
+    ) -> LearnedOverhead | None:
         """What starts of the same kind tell; None where there is none.
 
         Args:
             facts: as the raw prediction takes them.
             own_start: the start that is asked about, which has no say in it.
+            weights: of the raw prediction, where it is there already.
         """
         key = key_of(facts)
         if isinstance(key, str):
@@ -107,7 +119,7 @@ class Calibration:
         these = [sample for sample in these if not sample.is_cold] or these
         if not these:
             return None
-        return _bounded(_fit(facts, these), facts)
+        return _bounded(_fit(facts, these), facts, weights)
 
     def carried(self, facts: EngineFacts) -> LearnedOverhead | None:
         """What the nearest starts of the same model tell of settings that nobody has started yet; None where there is none.
@@ -138,7 +150,7 @@ class Calibration:
             reliability=Reliability.CARRIED,
             differences=key.differences(nearest),
         )
-        return _bounded(learned, facts)
+        return _bounded(learned, facts, None)
 
 
 def _fit(facts: EngineFacts, samples: list[CalibrationSample]) -> LearnedOverhead:
@@ -172,9 +184,9 @@ def _half_widths(facts: EngineFacts, estimate: OverheadEstimate | str) -> tuple[
     return round(MOST_TOO_HIGH * total), round(MOST_TOO_LOW * total)
 
 
-def _bounded(learned: LearnedOverhead, facts: EngineFacts) -> LearnedOverhead:
+def _bounded(learned: LearnedOverhead, facts: EngineFacts, weights: RankWeights | None) -> LearnedOverhead:
     """Within what can be: not below zero, and not more than the budget holds beside the weights."""
-    most = _most(facts)
+    most = _most(facts, weights or weights_of(facts))
     value, clamp = learned.overhead_bytes, None
     if value < 0:
         value, clamp = 0, Clamp.BELOW_ZERO
@@ -185,8 +197,7 @@ def _bounded(learned: LearnedOverhead, facts: EngineFacts) -> LearnedOverhead:
     return replace(learned, overhead_bytes=value, low_bytes=low, high_bytes=high, clamp=clamp)
 
 
-def _most(facts: EngineFacts) -> int | None:
-    weights = weights_of(facts)
+def _most(facts: EngineFacts, weights: RankWeights | str | None) -> int | None:
     if facts.hbm_bytes is None or weights is None or isinstance(weights, str):
         return None
     requested = math.ceil(facts.hbm_bytes.value * facts.gpu_memory_utilization.value)
@@ -209,6 +220,22 @@ class CalibratedPrediction:
     most: PredictedPool | None
 
 
+def calibrate(
+    facts: EngineFacts, raw: Prediction, calibration: Calibration, *, own_start: str = ""
+) -> CalibratedPrediction | None:
+    """The prediction with what starts of the same kind tell; None where there is none, or the pool is not what HBM leaves over.
+
+    Args:
+        raw: of the facts.
+        own_start: the start that is predicted, which has no say in it.
+    """
+    if not facts.pool_from_hbm or raw.layout is None:
+        return None
+    weights = None if raw.budget is None else raw.budget.weights
+    learned = calibration.learned(facts, own_start=own_start, weights=weights)
+    return None if learned is None else predict_calibrated(facts, learned, raw)
+
+
 def with_overhead(facts: EngineFacts, learned: LearnedOverhead) -> EngineFacts:
     """The same engine with a learned overhead."""
     return _with(facts, learned.overhead_bytes, learned)
@@ -220,17 +247,21 @@ def _with(facts: EngineFacts, overhead_bytes: int, learned: LearnedOverhead) -> 
     return replace(facts, overhead_bytes=Fact(overhead_bytes, Origin.LEARNED, note), overhead_estimate=None)
 
 
-def predict_calibrated(facts: EngineFacts, learned: LearnedOverhead) -> CalibratedPrediction:
+def predict_calibrated(
+    facts: EngineFacts, learned: LearnedOverhead, raw: Prediction | None = None
+) -> CalibratedPrediction:
     """What vLLM would allocate with a learned overhead.
 
     Args:
         facts: as the raw prediction takes them.
+        raw: that prediction, where it is there already.
     """
     changed = with_overhead(facts, learned)
+    prediction = predict(changed, raw)
     return CalibratedPrediction(
         learned=learned,
         facts=changed,
-        prediction=predict(changed),
-        fewest=predict(_with(facts, learned.high_bytes, learned)).pool,
-        most=predict(_with(facts, learned.low_bytes, learned)).pool,
+        prediction=prediction,
+        fewest=predict(_with(facts, learned.high_bytes, learned), prediction).pool,
+        most=predict(_with(facts, learned.low_bytes, learned), prediction).pool,
     )

@@ -30,11 +30,12 @@ OUR_LABELS = frozenset(
             "metric",
             "fact",
         ),
-        *("state", "gpu", "by", "window", "horizon", "term", "part", "finding"),
+        *("state", "gpu", "by", "window", "horizon", "term", "part", "finding", "reliability", "bound"),
         *("le", "quantile"),
     }
 )
-"""Labels of kvheadroom's series of a replica, which `group_left` would write over, and those of histograms."""
+"""Labels of kvheadroom's series of a replica, which `group_left` would write over, and those of histograms. Not those that only
+overhead_sample_bytes has: it is read by `kvheadroom calibrate` alone, and `release` is a label that many servers have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvheadroom.capacity.assessment import Assessment
+from kvheadroom.capacity.calibration_samples import Exclusion
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
 from kvheadroom.capacity.gpu_catalogue import catalogue_name
@@ -95,6 +96,7 @@ class ReplicaAssessment:
         failures_total: count by (source, reason) since the start of this program.
         problems_total: count by reason since the start of this program; one that stays counts at every scrape.
         lost_metrics: vLLM's names that an earlier page had and the last one has not.
+        excluded_starts_total: starts that were no sample of the overhead, by reason since the start of this program.
     """
 
     replica: str
@@ -111,6 +113,7 @@ class ReplicaAssessment:
     failures_total: tuple[tuple[tuple[str, FailureReason], int], ...] = ()
     problems_total: tuple[tuple[ProblemReason, int], ...] = ()
     lost_metrics: tuple[str, ...] = ()
+    excluded_starts_total: tuple[tuple[Exclusion, int], ...] = ()
 
     @property
     def attempted(self) -> bool:
@@ -196,6 +199,10 @@ class GpuAssessment:
         found = (one.used_bytes for one in self.runs.others if (one.gpu, one.replica) == (gpu, replica))
         return next(found, None)
 
+    def foreign_bytes(self, replica: str) -> int | None:
+        """What anything but the replica uses on a GPU of its, the most of one; None where nobody knows."""
+        return max((one.used_bytes for one in self.runs.others if one.replica == replica), default=None)
+
     def why_unassigned(self, replica: str) -> str | None:
         """Why nobody knows a replica's GPUs; None when somebody does, or when it has none."""
         return next((one.why for one in self.runs.unassigned if one.replica == replica), None)
@@ -222,6 +229,26 @@ class GpuAssessment:
         return next((failure for failure in self.reading.failures if failure.gpu is None), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationFile:
+    """The file that keeps what was learned.
+
+    Attributes:
+        attempted: whether the first reading is over, well or badly.
+        samples: starts of which something is known, those that are not in the file yet included.
+        failure: why it cannot be read or written; None while it can. What is learned then is known until this program ends.
+        note: what happened to a damaged file that stood there, one sentence; empty where nothing did.
+        failures_total: count by reason since the start of this program.
+    """
+
+    path: str
+    attempted: bool = False
+    samples: int = 0
+    failure: SourceFailure | None = None
+    note: str = ""
+    failures_total: tuple[tuple[FailureReason, int], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class FleetAssessment:
     """Everything that the outputs show, as of one instant.
@@ -233,6 +260,7 @@ class FleetAssessment:
         targets: the replicas by where they come from, and the operator's labels of each.
         discoveries: the sources of replicas that come and go.
         shard: which share of all replicas these are, as `0/4`; None when they are all.
+        calibration: None when there is no file for it.
     """
 
     replicas: tuple[ReplicaAssessment, ...]
@@ -242,6 +270,7 @@ class FleetAssessment:
     targets: tuple[WatchedTarget, ...] = ()
     discoveries: tuple[DiscoveryStatus, ...] = ()
     shard: str | None = None
+    calibration: CalibrationFile | None = None
 
     @property
     def all_gpus(self) -> tuple[GpuSnapshot | RemoteGpu, ...]:

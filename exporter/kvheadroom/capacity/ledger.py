@@ -5,7 +5,7 @@ took besides (activations, CUDA graphs, context, communication), in whole blocks
 determine_available_memory, 0.33.0). So where total and weights are known, the pool tells how much that was.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvheadroom.capacity.facts import EngineFacts
@@ -55,6 +55,7 @@ class LedgerTerm:
 
     Attributes:
         bounds: of what is predicted; None where nobody knows how far off it may be.
+        calibrated_bytes: with the learned overhead; None where nothing was learned, or it leaves no pool.
         observed_bytes: None where the live engine says nothing of it.
         uncertainty_bytes: by so much the observed figure may be too large; 0 where it is exact.
         predicted_from, observed_from: where the figures come from, for people; "" where there is none.
@@ -64,6 +65,7 @@ class LedgerTerm:
     predicted_bytes: int
     predicted_basis: Basis
     bounds: Bounds | None
+    calibrated_bytes: int | None = None
     observed_bytes: int | None
     uncertainty_bytes: int = 0
     predicted_from: str
@@ -74,13 +76,20 @@ class LedgerTerm:
         """Observed minus predicted."""
         return None if self.observed_bytes is None else self.observed_bytes - self.predicted_bytes
 
+    @property
+    def calibrated_difference_bytes(self) -> int | None:
+        """Observed minus calibrated."""
+        if self.observed_bytes is None or self.calibrated_bytes is None:
+            return None
+        return self.observed_bytes - self.calibrated_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """All terms of one GPU; with tensor parallelism of the rank that left the least, since vLLM gives all ranks its pool.
 
     Attributes:
-        total_bytes: what the predicted figures add up to, and the observed ones where all that is left is known.
+        total_bytes: what the predicted and the calibrated figures add up to, and the observed ones where all that is left is known.
         overhead_parts: what the predicted overhead is made of, those that are 0 as well; empty where it was said or guessed as a whole.
         problem: why the observed figures cannot be, one sentence; then there are none.
     """
@@ -186,6 +195,24 @@ def make_ledger(facts: EngineFacts, prediction: Prediction, observation: Observa
                 observed_from=f"{observation.num_blocks:,} blocks" if known else "",
             ),
         ),
+    )
+
+
+def with_calibrated(ledger: Ledger, calibrated: Prediction) -> Ledger:
+    """The same ledger with what the calibrated prediction has for each term; as it is where that has no pool."""
+    budget, pool = calibrated.budget, calibrated.pool
+    if budget is None or pool is None or pool.unused_bytes is None:
+        return ledger
+    taken = {term.term: -term.bytes for term in budget.terms}
+    found = {
+        Term.OUTSIDE_UTILIZATION: taken["outside_utilization"],
+        Term.WEIGHTS: taken["weights"],
+        Term.OVERHEAD: taken["overhead"],
+        Term.BLOCK_ROUNDING: pool.unused_bytes,
+        Term.KV_POOL: pool.pool_bytes,
+    }
+    return replace(
+        ledger, terms=tuple(replace(one, calibrated_bytes=found[one.term]) for one in ledger.terms)
     )
 
 

@@ -72,8 +72,12 @@ class NoRoom:
         )
 
 
-def plan_budget(facts: EngineFacts) -> PoolBudget | NoRoom | str | None:
-    """The budget; a string says why it is not known; None when facts are missing or a block count is given."""
+def plan_budget(facts: EngineFacts, known: RankWeights | None = None) -> PoolBudget | NoRoom | str | None:
+    """The budget; a string says why it is not known; None when facts are missing or a block count is given.
+
+    Args:
+        known: the weights, where they have been planned already.
+    """
     if facts.num_gpu_blocks_override is not None or facts.has_empty_stages:
         return None
     stages = facts.pipeline_parallel_size.value
@@ -82,7 +86,7 @@ def plan_budget(facts: EngineFacts) -> PoolBudget | NoRoom | str | None:
         return PoolBudget(
             (fact.value,) * stages, (MemoryTerm("kv_cache_memory_bytes", fact.value, fact.origin),)
         )
-    weights = weights_of(facts)
+    weights = known or weights_of(facts)
     if facts.hbm_bytes is None or weights is None or isinstance(weights, str):
         return weights if isinstance(weights, str) else None
     utilization = facts.gpu_memory_utilization

@@ -54,17 +54,21 @@ class Prediction:
     cannot_predict: tuple[str, ...]
 
 
-def predict(facts: EngineFacts) -> Prediction:
-    """What vLLM would allocate for these facts."""
+def predict(facts: EngineFacts, known: Prediction | None = None) -> Prediction:
+    """What vLLM would allocate for these facts.
+
+    Args:
+        known: of facts that differ in their overhead alone: its layout and weights are these ones', and planning weights takes time.
+    """
     reasons = list(facts.obstacles)
-    layout = plan_layout(facts)
+    layout = plan_layout(facts) if known is None or known.layout is None else known.layout
     if isinstance(layout, Refusal):
         reasons += [f"vLLM refuses: {reason}" for reason in layout.reasons]
         layout = None
     elif isinstance(layout, str):
         reasons.append(layout)
         layout = None
-    budget = plan_budget(facts)
+    budget = plan_budget(facts, None if known is None or known.budget is None else known.budget.weights)
     if isinstance(budget, str | NoRoom):
         reasons.append(str(budget))
         budget = None

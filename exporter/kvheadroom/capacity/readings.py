@@ -25,6 +25,7 @@ class FailureReason(StrEnum):
     STATS_DISABLED = "stats_disabled"
     NOT_FOUND = "not_found"
     NO_PERMISSION = "no_permission"
+    IO_ERROR = "io_error"
     INTERNAL = "internal"
 
 
@@ -33,7 +34,7 @@ class SourceFailure:
     """The outside's error as a value.
 
     Attributes:
-        source: which source failed: `metrics`, `version`, `models` or `model_files` of a replica, or the name of a
+        source: which source failed: `metrics`, `version`, `models` or `model_files` of a replica, `calibration`, or the name of a
             source of replicas.
         reason: from the closed list.
         detail: one sentence for a person: what was asked, what came, what to do.

@@ -1,7 +1,8 @@
 """Blocks -> sessions. A session is one conversation of N tokens of context."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kvheadroom.capacity.calibration import CalibratedPrediction
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.kv_specs import ceil_div
@@ -16,6 +17,8 @@ class SessionCapacity:
     Attributes:
         blocks_per_session: blocks one such session holds on the running engine.
         predicted, observed: num_blocks / blocks per session: vLLM's "maximum concurrency", a float.
+        calibrated: the same with the learned overhead; `calibrated_fewest` and `calibrated_most` at the ends of its interval, None
+            where that leaves no pool.
         whole_sessions: floor(usable blocks / blocks per session).
         in_use: used blocks / blocks per session.
         headroom: floor(free blocks / blocks per session): whole sessions that fit now.
@@ -24,6 +27,9 @@ class SessionCapacity:
     session_tokens: int
     blocks_per_session: int | None
     predicted: float | None
+    calibrated: float | None = None
+    calibrated_fewest: float | None = None
+    calibrated_most: float | None = None
     observed: float | None
     whole_sessions: int | None
     in_use: float | None
@@ -35,6 +41,7 @@ def count_sessions(
     prediction: Prediction,
     observation: Observation,
     session_tokens: tuple[int, ...],
+    calibrated: CalibratedPrediction | None = None,
 ) -> tuple[SessionCapacity, ...]:
     """One row per length: those asked for that the server admits, and max_model_len itself.
 
@@ -51,9 +58,23 @@ def count_sessions(
     rows = []
     for length in sorted(lengths):
         row = _count(length, prediction, observation, layout, is_max_model_len=length == longest)
-        if row.predicted is not None or row.observed is not None:
+        if calibrated is not None:
+            row = _with_calibrated(row, calibrated)
+        if any(one is not None for one in (row.predicted, row.calibrated, row.observed)):
             rows.append(row)
     return tuple(rows)
+
+
+def _with_calibrated(row: SessionCapacity, calibrated: CalibratedPrediction) -> SessionCapacity:
+    layout = calibrated.prediction.layout
+    if layout is None:
+        return row
+    blocks = layout.blocks_per_session(row.session_tokens)
+    value, fewest, most = (
+        None if pool is None else pool.num_blocks / blocks
+        for pool in (calibrated.prediction.pool, calibrated.fewest, calibrated.most)
+    )
+    return replace(row, calibrated=value, calibrated_fewest=fewest, calibrated_most=most)
 
 
 def _agrees(layout: KvLayout, observation: Observation, longest: int | None) -> bool:

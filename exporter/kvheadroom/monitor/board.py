@@ -4,7 +4,13 @@ from collections import Counter
 from dataclasses import replace
 
 from kvheadroom.capacity.discovery import DiscoveryStatus, WatchedTarget
-from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReloadStatus, ReplicaAssessment
+from kvheadroom.capacity.fleet import (
+    CalibrationFile,
+    FleetAssessment,
+    GpuAssessment,
+    ReloadStatus,
+    ReplicaAssessment,
+)
 from kvheadroom.capacity.gpu_assignment import GpuClaim, assign_gpus
 from kvheadroom.capacity.gpus import GpuFailureReason, GpuReading
 from kvheadroom.capacity.remote_gpus import ExporterStatus, join_remote, known_elsewhere
@@ -99,6 +105,10 @@ class Board:
             runs = assign_gpus(self._claims, gpus.reading)
             gpus = replace(gpus, runs=known_elsewhere(runs, remote), first_rests=self._first_rests.rests)
         self._fleet = replace(self._fleet, gpus=gpus, remote_gpus=remote)
+
+    def set_calibration(self, calibration: CalibrationFile | None) -> None:
+        """How the file fares that keeps what was learned."""
+        self._fleet = replace(self._fleet, calibration=calibration)
 
     def set_reload(self, reload: ReloadStatus) -> None:
         """How the config file was loaded."""

@@ -6,6 +6,7 @@ before or of after. A file that cannot be understood is set aside and reported; 
 
 import contextlib
 import fcntl
+import glob
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -72,11 +73,13 @@ class StoredSamples:
     Attributes:
         problem: why nothing of it can be used, one sentence with the way out; empty where it can, or where there is none.
         damaged: its content is at fault, so that setting it aside helps.
+        error: what kept it from being read; None where that is not it.
     """
 
     samples: tuple[CalibrationSample, ...] = ()
     problem: str = ""
     damaged: bool = False
+    error: OSError | None = None
 
 
 def read_samples(path: Path) -> StoredSamples:
@@ -90,7 +93,8 @@ def read_samples(path: Path) -> StoredSamples:
         return StoredSamples()
     except OSError as error:
         return StoredSamples(
-            problem=f"{path}: it cannot be read ({error.strerror}); what was learned before is not used"
+            problem=f"{path}: it cannot be read ({error.strerror}); what was learned before is not used",
+            error=error,
         )
     if len(content) > MOST_BYTES:
         return _damaged(path, f"it is larger than {MOST_BYTES // 2**20} MiB")
@@ -118,6 +122,7 @@ def add_samples(path: Path, samples: Iterable[CalibrationSample]) -> str:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
+        _sweep(path)
         stored = read_samples(path)
         told = ""
         if stored.damaged:
@@ -161,12 +166,26 @@ def _aside(path: Path) -> Path:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One writer at a time; the lock goes with the process that holds it."""
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = os.open(_lock_of(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+def _sweep(path: Path) -> None:
+    """Remove what writers left that were killed: whoever holds the lock is the only one that writes."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}{_BESIDE}*"):
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
+_BESIDE = ".new-"
 
 
 def _replace(path: Path, samples: list[CalibrationSample]) -> None:
@@ -178,7 +197,7 @@ def _replace(path: Path, samples: list[CalibrationSample]) -> None:
         raise OSError(
             f"{path}: with these samples it would be larger than {MOST_BYTES // 2**20} MiB; name another file"
         )
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{_BESIDE}")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

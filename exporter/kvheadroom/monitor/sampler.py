@@ -24,6 +24,7 @@ from kvheadroom.capacity.events import (
 )
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.fleet import Event, EventKind, ReplicaAssessment, ReplicaState, SourceStatus
+from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import (
     FailureReason,
     PageProblem,
@@ -35,6 +36,7 @@ from kvheadroom.capacity.readings import (
 )
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.history import EngineHistory
+from kvheadroom.monitor.replica_calibration import ReplicaCalibration
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class ReplicaSampler:
 
     Args:
         memory: of the sampler that this one follows.
+        calibration: of this replica; None where nothing is to be learned, as from a recording.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class ReplicaSampler:
         board: Board,
         *,
         memory: ServerMemory | None = None,
+        calibration: ReplicaCalibration | None = None,
     ) -> None:
         self._last = first
         self._session_tokens = session_tokens
@@ -107,6 +111,7 @@ class ReplicaSampler:
         self._problems: Counter[ProblemReason] = Counter(dict(first.problems_total))
         self._metrics_seen: frozenset[str] = frozenset()
         self._memory = memory or ServerMemory()
+        self._calibration = calibration
         self._histories: dict[str, EngineHistory] = {}
         self._known: dict[Identity, _Known] = {}
         self._asking: _Asking | None = None
@@ -138,7 +143,7 @@ class ReplicaSampler:
         if wait_for_facts is None:
             wait_for_facts = min(WAIT_FOR_FACTS_SECONDS, self._last.interval_seconds / 2)
         resolution = await self._facts(page, now, wait_for_facts)
-        engines = self._assess(page, resolution, scrape)
+        engines = self._assess(page, resolution, scrape, now)
         state = await self._state(page)
         self._memory, happened = remember(self._memory, page.process_start_time_seconds, engines, now)
         problems = (*page.problems, *(problem for engine in engines for problem in engine.problems))
@@ -180,6 +185,8 @@ class ReplicaSampler:
         elif failure.reason is FailureReason.UNAVAILABLE and await self._sources.ask_health():
             # While elastic scaling runs, vLLM answers 503 to everything but /health.
             state = ReplicaState.SCALING
+        if self._calibration is not None:
+            self._calibration.scrape_failed()
         # The other sources were not asked: that they answered before the failure says nothing now.
         status = SourceStatus(source=failure.source, failure=failure)
         self._publish(state, (), now, sources=(status,), problems=(), lost_metrics=())
@@ -294,11 +301,17 @@ class ReplicaSampler:
         while len(self._known) > MAX_SERVERS:
             del self._known[next(iter(self._known))]
 
-    def _assess(self, page: VllmPage, resolution: Resolution, scrape: Scrape) -> tuple[Assessment, ...]:
+    def _assess(
+        self, page: VllmPage, resolution: Resolution, scrape: Scrape, now: float
+    ) -> tuple[Assessment, ...]:
         before = {engine.snapshot.engine: engine for engine in self._last.engines}
         # An engine that left the page takes what is remembered of it along.
         histories, self._histories = self._histories, {}
         engines = []
+        # A page that leaves it out for once is of the same process.
+        started_at = page.process_start_time_seconds or self._memory.started_at
+        if self._calibration is not None:
+            self._calibration.keep_only(page)
         for snapshot in page.engines:
             facts, last = resolution.facts[snapshot.engine], before.get(snapshot.engine)
             history = histories.get(snapshot.engine) or EngineHistory(self._last.interval_seconds)
@@ -313,9 +326,31 @@ class ReplicaSampler:
                 five_minutes=history.five_minutes(),
             )
             # Of the same facts the same prediction is made, and an hour of ticks has the same facts.
-            known = last.prediction if last is not None and last.facts is facts else None
-            engines.append(assess(reading, self._session_tokens, known))
+            same = last is not None and last.facts is facts
+            prediction = last.prediction if last is not None and same else predict(facts)
+            calibrated = own_start = None
+            if self._calibration is not None:
+                calibrated, own_start = self._calibration.see(
+                    snapshot,
+                    facts,
+                    prediction,
+                    started_at=started_at,
+                    waits_for=self._in_the_way(resolution, now),
+                    now=now,
+                )
+            engines.append(
+                assess(reading, self._session_tokens, prediction, calibrated=calibrated, own_start=own_start)
+            )
         return tuple(engines)
+
+    def _in_the_way(self, resolution: Resolution, now: float) -> str:
+        """Why a start cannot be measured by these facts yet, a sentence without its full stop; empty where it can."""
+        if not resolution.sources:
+            return "its facts are still being asked for"
+        if is_one_of_several(self._memory, now):
+            return "several servers answer at its address in turn"
+        failed = next((source.source for source in resolution.sources if not source.up), None)
+        return "" if failed is None else f"not all of its facts are known while {failed} is down"
 
     def _count(self, failure: SourceFailure) -> None:
         self._failures[failure.source, failure.reason] += 1
@@ -347,6 +382,8 @@ class ReplicaSampler:
             restarts = sum(event.kind is EventKind.RESTARTED for event in happened)
             changed["restarts_total"] = self._last.restarts_total + restarts
         failures = tuple(sorted(self._failures.items()))
+        if self._calibration is not None:
+            changed["excluded_starts_total"] = self._calibration.excluded_starts_total
         self._last = replace(self._last, state=state, failures_total=failures, **changed)  # type: ignore[arg-type]
         self._board.publish(self._last)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.discovery import DiscoveryStatus
-from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAssessment
+from kvheadroom.capacity.fleet import CalibrationFile, FleetAssessment, GpuAssessment, ReplicaAssessment
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
 from kvheadroom.capacity.remote_gpus import RemoteGpus
 from kvheadroom.outputs.numbers import count, seconds, signed, size
@@ -16,6 +16,7 @@ def is_complete(fleet: FleetAssessment) -> bool:
         bool(fleet.replicas)
         and all(_is_complete(replica) for replica in fleet.replicas)
         and all(source.up and not source.left_out for source in fleet.discoveries)
+        and (fleet.calibration is None or fleet.calibration.failure is None)
         and not (fleet.gpus is not None and (fleet.gpus.reading.failures or fleet.gpus.runs.not_here))
         and _is_told(fleet.remote_gpus)
     )
@@ -58,6 +59,8 @@ def check_report(fleet: FleetAssessment) -> Iterator[str]:
         yield ""
     for discovery in fleet.discoveries:
         yield from _discovery(discovery)
+    if fleet.calibration is not None:
+        yield from _calibration(fleet.calibration)
     if fleet.gpus is not None:
         yield from _gpus(fleet, fleet.gpus)
     yield from _remote_gpus(fleet)
@@ -75,6 +78,14 @@ def _discovery(source: DiscoveryStatus) -> Iterator[str]:
         yield _row("", source.note)
     for sentence in source.left_out:
         yield _row("left out", sentence)
+    yield ""
+
+
+def _calibration(file: CalibrationFile) -> Iterator[str]:
+    starts = "1 start" if file.samples == 1 else f"{count(file.samples)} starts"
+    yield f"calibration {file.path}: {starts}"
+    if file.failure is not None:
+        yield _row("", f"FAILED, {file.failure.reason}: {file.failure.detail}")
     yield ""
 
 
@@ -103,10 +114,13 @@ def _engine(engine: Assessment) -> Iterator[str]:
     snapshot, prediction, observation = engine.snapshot, engine.prediction, engine.observation
     yield _row(f"engine {snapshot.engine}", f"{snapshot.model_name or 'model not told'}")
     predicted = None if prediction.pool is None else prediction.pool.pool_tokens
+    calibrated = None if engine.calibrated is None else engine.calibrated.prediction.pool
     difference = None if engine.difference is None else engine.difference.tokens
     yield _row(
         "  pool",
-        f"predicted {count(predicted)} tokens, observed {count(observation.pool_tokens)}, "
+        f"predicted {count(predicted)} tokens, "
+        + (f"calibrated {count(calibrated.pool_tokens)}, " if calibrated is not None else "")
+        + f"observed {count(observation.pool_tokens)}, "
         f"difference {signed(difference)}",
     )
     for origin, flags in engine.facts.flags_by_origin():

@@ -4,12 +4,14 @@ import json
 from typing import Any
 
 from kvheadroom.capacity.assessment import Assessment
+from kvheadroom.capacity.calibration import CalibratedPrediction
 from kvheadroom.capacity.facts import EngineFacts, Fact
 from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAssessment, is_stale
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
 from kvheadroom.capacity.gpu_ledger import HbmTotals, gpu_ledgers, hbm_totals
 from kvheadroom.capacity.gpus import GpuFailure
 from kvheadroom.capacity.memory_findings import memory_findings
+from kvheadroom.capacity.own_start import OwnStart
 from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 
@@ -67,6 +69,15 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
             }
             for one in memory_findings(fleet)
         ],
+        "calibration": (kept := fleet.calibration)
+        and {
+            "path": kept.path,
+            "up": kept.failure is None if kept.attempted else None,
+            "reason": None if kept.failure is None else str(kept.failure.reason),
+            "detail": None if kept.failure is None else kept.failure.detail,
+            "note": kept.note or None,
+            "samples": kept.samples,
+        },
         "gpus": None if fleet.gpus is None else _gpus(fleet, fleet.gpus),
         "remote_gpus": _remote_gpus(fleet),
     }
@@ -135,6 +146,7 @@ def _replica(fleet: FleetAssessment, replica: ReplicaAssessment, now: float) -> 
             for status in replica.sources
         ],
         "problems": [{"reason": str(p.reason), "detail": p.detail} for p in replica.problems],
+        "excluded_starts": {str(reason): count for reason, count in replica.excluded_starts_total},
         "kv_usage_of_engines": replica.usage
         and {"max_ratio": replica.usage.max_ratio, "mean_ratio": replica.usage.mean_ratio},
         "engines": [
@@ -283,6 +295,10 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
             },
             "cannot_predict": list(prediction.cannot_predict),
         },
+        "calibrated": None if engine.calibrated is None else _calibrated(engine.calibrated),
+        "own_start": None
+        if engine.own_start is None
+        else _own_start(engine.own_start, alone=engine.calibrated is None),
         "observed": {
             "pool_tokens": observation.pool_tokens,
             "pool_tokens_basis": observation.pool_tokens_basis,
@@ -315,10 +331,12 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
                     "predicted_basis": str(one.predicted_basis),
                     "predicted_low_bytes": one.bounds and one.bounds.low_bytes,
                     "predicted_high_bytes": one.bounds and one.bounds.high_bytes,
+                    "calibrated_bytes": one.calibrated_bytes,
                     "observed_bytes": one.observed_bytes,
                     "observed_from": one.observed_from or None,
                     "uncertainty_bytes": one.uncertainty_bytes,
                     "difference_bytes": one.difference_bytes,
+                    "calibrated_difference_bytes": one.calibrated_difference_bytes,
                 }
                 for one in ledger.terms
             ],
@@ -337,6 +355,9 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
                 "session_tokens": row.session_tokens,
                 "blocks_per_session": row.blocks_per_session,
                 "predicted": row.predicted,
+                "calibrated": row.calibrated,
+                "calibrated_fewest": row.calibrated_fewest,
+                "calibrated_most": row.calibrated_most,
                 "observed": row.observed,
                 "whole_sessions": row.whole_sessions,
                 "in_use": row.in_use,
@@ -382,6 +403,37 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
             {"fact": fact.fact, "why": fact.why, "way_out": fact.way_out} for fact in engine.facts.missing
         ],
         "assumed_facts": [{"fact": name, "assumed": what} for name, what in engine.facts.assumed()],
+    }
+
+
+def _calibrated(calibrated: CalibratedPrediction) -> dict[str, Any]:
+    pool, learned = calibrated.prediction.pool, calibrated.learned
+    return {
+        "pool_tokens": pool and pool.pool_tokens,
+        "blocks": pool and pool.num_blocks,
+        "pool_bytes": pool and pool.pool_bytes,
+        "max_concurrency": pool and pool.max_concurrency,
+        "fewest_blocks": calibrated.fewest and calibrated.fewest.num_blocks,
+        "most_blocks": calibrated.most and calibrated.most.num_blocks,
+        "overhead_bytes": learned.overhead_bytes,
+        "low_bytes": learned.low_bytes,
+        "high_bytes": learned.high_bytes,
+        "samples": learned.samples,
+        "reliability": str(learned.reliability),
+        "clamped": None if learned.clamp is None else str(learned.clamp),
+        "note": learned.note,
+        "cannot_predict": list(calibrated.prediction.cannot_predict),
+    }
+
+
+def _own_start(own: OwnStart, *, alone: bool) -> dict[str, Any]:
+    return {
+        "start": own.start,
+        "overhead_bytes": None if own.sample is None else own.sample.overhead_bytes,
+        "uncertainty_bytes": None if own.sample is None else own.sample.uncertainty_bytes,
+        "excluded": None if own.excluded is None else str(own.excluded.reason),
+        "detail": None if own.excluded is None else own.excluded.detail,
+        "why_alone": own.why_alone if alone else None,
     }
 
 

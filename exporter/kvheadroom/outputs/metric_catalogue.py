@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvheadroom.capacity.assessment import Assessment
+from kvheadroom.capacity.calibration import LearnedOverhead
 from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.prediction import PredictedPool
 
@@ -52,6 +53,18 @@ def _of_layout(value: Callable[[KvLayout], float | None]) -> Callable[[Assessmen
     return lambda a: None if a.prediction.layout is None else value(a.prediction.layout)
 
 
+def _of_calibrated(value: Callable[[PredictedPool], float | None]) -> Callable[[Assessment], float | None]:
+    def of_pool(a: Assessment) -> float | None:
+        pool = None if a.calibrated is None else a.calibrated.prediction.pool
+        return None if pool is None else value(pool)
+
+    return of_pool
+
+
+def _of_learned(value: Callable[[LearnedOverhead], float]) -> Callable[[Assessment], float | None]:
+    return lambda a: None if a.calibrated is None else value(a.calibrated.learned)
+
+
 PREDICTED = (
     _gauge(
         "predicted_pool_tokens",
@@ -79,6 +92,41 @@ PREDICTED = (
         "Bytes of the KV pool on one GPU that one more token of context takes, predicted "
         "(with context parallelism its share; with pipeline stages the widest).",
         _of_layout(lambda layout: layout.bytes_per_token),
+    ),
+)
+
+CALIBRATED = (
+    _gauge(
+        "calibrated_pool_tokens",
+        "The same as predicted_pool_tokens with the overhead that starts like it had (docs/calibration.md). The engine's own start has no "
+        "say in it. Absent until another start of the same kind is known, and where the pool is given by a flag.",
+        _of_calibrated(lambda pool: pool.pool_tokens),
+    ),
+    _gauge(
+        "calibrated_blocks",
+        "KV blocks of the engine's pool, the null block included, with the overhead that starts like it had.",
+        _of_calibrated(lambda pool: pool.num_blocks),
+    ),
+    _gauge(
+        "calibrated_pool_bytes",
+        "Bytes of the KV pool on one GPU: calibrated blocks x predicted bytes per block.",
+        _of_calibrated(lambda pool: pool.pool_bytes),
+    ),
+    _gauge(
+        "calibrated_overhead_low_bytes",
+        "Near end of the interval of the learned overhead, in bytes of one GPU: eight of ten starts are expected within; of one start "
+        "alone it is as wide as the estimate's.",
+        _of_learned(lambda learned: learned.low_bytes),
+    ),
+    _gauge(
+        "calibrated_overhead_high_bytes",
+        "Far end of the same interval.",
+        _of_learned(lambda learned: learned.high_bytes),
+    ),
+    _gauge(
+        "calibration_samples",
+        "Starts that the learned overhead is of.",
+        _of_learned(lambda learned: learned.samples),
     ),
 )
 
@@ -196,6 +244,12 @@ PREDICTED_SESSIONS = Metric(
     "Sessions of session_tokens tokens that the predicted pool holds at once "
     "(predicted blocks / blocks per session).",
 )
+CALIBRATED_SESSIONS = Metric(
+    "calibrated_sessions",
+    "gauge",
+    _SESSION_LABELS,
+    "Sessions of session_tokens tokens that the calibrated pool holds at once (calibrated blocks / blocks per session).",
+)
 OBSERVED_SESSIONS = Metric(
     "observed_sessions",
     "gauge",
@@ -229,6 +283,12 @@ PREDICTED_MEMORY = Metric(
     "Memory of one GPU, term by term, as predicted: outside_utilization, weights, overhead, block_rounding, kv_pool. They add up to the "
     "GPU's total as CUDA reports it. Absent where the pool is given by a flag, and with pipeline stages.",
 )
+CALIBRATED_MEMORY = Metric(
+    "calibrated_memory_bytes",
+    "gauge",
+    _MEMORY_LABELS,
+    "The same as predicted_memory_bytes with the learned overhead, which is the term overhead; they add up to the GPU's total as well.",
+)
 OBSERVED_MEMORY = Metric(
     "observed_memory_bytes",
     "gauge",
@@ -258,6 +318,46 @@ MEMORY_FINDING = Metric(
     "processes, more than the budget leaves them), grew_since_start (by so much the overhead grew), slowest_rank (what the other GPUs of "
     "the replica leave unused). The first two are an engine's and have no gpu, the others a GPU's and have no engine. Absent where "
     "there is nothing to say; the status page has the sentence and the way out.",
+)
+CALIBRATION_RELIABILITY = Metric(
+    "calibration_reliability",
+    "gauge",
+    (*ENGINE_LABELS, "reliability"),
+    "1; the label tells how far the learned overhead can be trusted: good, one_sample, or spread (the starts differ by more than an "
+    "estimate may be off).",
+)
+CALIBRATION_CLAMPED = Metric(
+    "calibration_clamped",
+    "gauge",
+    (*ENGINE_LABELS, "bound"),
+    "1 where the learned overhead ran into what can be and was cut to it: nothing_left (more than the budget holds beside the weights) or "
+    "below_zero.",
+)
+OVERHEAD_SAMPLE = Metric(
+    "overhead_sample_bytes",
+    "gauge",
+    (
+        *ENGINE_LABELS,
+        "start",
+        "geometry",
+        "weight_format",
+        "gpu",
+        "parallelism",
+        "release",
+        "settings",
+        "edition",
+    ),
+    "Overhead of one GPU that the engine's present start had, from its pool, as the next start like it takes it. The labels tell the start, "
+    "what its overhead depends on, and the edition of the estimate in predicted_memory_bytes (0 where that is none). Absent until the start has stood still for 30 s, and where it "
+    "is no sample (calibration_excluded_starts_total).",
+)
+CALIBRATION_EXCLUDED = Metric(
+    "calibration_excluded_starts_total",
+    "counter",
+    ("replica", "reason"),
+    "Starts that were no sample, once each, by reason, since kvheadroom's start: pool_by_flag, unknown (a fact or the pool is not known), foreign_memory (other "
+    "processes hold more than 5% of its GPU), asleep, restarting (another start followed before it stood still), impossible, "
+    "pipeline_stages. The status page has the words.",
 )
 BINDING_LIMIT = Metric(
     "binding_limit",
@@ -354,7 +454,7 @@ SOURCE_UP = Metric(
     ("replica", "source"),
     "1 if the source answered usefully when last asked, else 0: metrics, version, models, model_files of a "
     "replica (facts: 0 after a fault of kvheadroom in finding them). With an empty replica: nvml of this machine (absent where "
-    "there is no NVIDIA driver), each DCGM-exporter (dcgm_exporters[0]), and each source of replicas by its place in the config (file_sd_configs[0]): 0 while any of it "
+    "there is no NVIDIA driver), calibration (the calibration_file, absent without one; 0 while it cannot be read or written), each DCGM-exporter (dcgm_exporters[0]), and each source of replicas by its place in the config (file_sd_configs[0]): 0 while any of it "
     "cannot be read; the replicas of its last good list stay.",
 )
 SOURCE_FAILURES = Metric(
@@ -536,6 +636,13 @@ BUILD_INFO = Metric("build_info", "gauge", ("version",), "1; the label tells kvh
 CATALOGUE: tuple[Metric, ...] = (
     *PREDICTED,
     PREDICTED_SESSIONS,
+    *CALIBRATED,
+    CALIBRATED_SESSIONS,
+    CALIBRATED_MEMORY,
+    CALIBRATION_RELIABILITY,
+    CALIBRATION_CLAMPED,
+    OVERHEAD_SAMPLE,
+    CALIBRATION_EXCLUDED,
     *OBSERVED,
     PREFIX_CACHE_HIT_RATIO,
     EXTERNAL_PREFIX_CACHE_HIT_RATIO,

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from kvheadroom import __version__
 from kvheadroom.capacity.assessment import Assessment
+from kvheadroom.capacity.facts import Origin
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment
 from kvheadroom.capacity.gpu_ledger import gpu_ledgers
 from kvheadroom.capacity.ledger import Term
@@ -143,6 +144,8 @@ def _other_sources_up(fleet: FleetAssessment) -> Iterator[Sample]:
     # Without a driver there is nothing to be up: a normal state.
     if fleet.gpus is not None and not fleet.gpus.reading.driver_absent:
         yield ("", "nvml"), float(fleet.gpus.failure is None)
+    if fleet.calibration is not None and fleet.calibration.attempted:
+        yield ("", "calibration"), float(fleet.calibration.failure is None)
     for exporter in fleet.remote_gpus.exporters:
         if exporter.attempted:
             yield ("", exporter.source), float(exporter.failure is None)
@@ -155,6 +158,9 @@ def _other_sources_failures(fleet: FleetAssessment) -> Iterator[Sample]:
     if fleet.gpus is not None:
         for reason, count in fleet.gpus.failures_total:
             yield ("", "nvml", reason), count
+    if fleet.calibration is not None:
+        for why, count in fleet.calibration.failures_total:
+            yield ("", "calibration", why), count
     for exporter in fleet.remote_gpus.exporters:
         for why, count in exporter.failures_total:
             yield ("", exporter.source, why), count
@@ -277,6 +283,36 @@ def _predicted_memory(engine: Assessment) -> Iterator[Sample]:
         yield (one.term,), one.predicted_bytes
 
 
+def _calibrated_memory(engine: Assessment) -> Iterator[Sample]:
+    for one in () if engine.ledger is None else engine.ledger.terms:
+        if one.calibrated_bytes is not None:
+            yield (one.term,), one.calibrated_bytes
+
+
+def _reliability(engine: Assessment) -> Iterator[Sample]:
+    if engine.calibrated is not None:
+        yield (engine.calibrated.learned.reliability,), 1.0
+
+
+def _clamped(engine: Assessment) -> Iterator[Sample]:
+    if engine.calibrated is not None and engine.calibrated.learned.clamp is not None:
+        yield (engine.calibrated.learned.clamp,), 1.0
+
+
+def _overhead_sample(engine: Assessment) -> Iterator[Sample]:
+    sample = None if engine.own_start is None else engine.own_start.sample
+    if sample is not None:
+        key = sample.key
+        labels = (key.geometry, key.weight_format, key.gpu, key.parallelism, key.release, key.settings)
+        estimated = engine.facts.overhead_bytes.origin is Origin.ESTIMATED
+        yield (sample.start, *labels, str(sample.edition if estimated else 0)), sample.overhead_bytes
+
+
+def _excluded_starts(replica: ReplicaAssessment) -> Iterator[Sample]:
+    for reason, count in replica.excluded_starts_total:
+        yield (replica.replica, reason), count
+
+
 def _observed_memory(engine: Assessment) -> Iterator[Sample]:
     for one in () if engine.ledger is None else map(engine.ledger.of, (Term.OVERHEAD, Term.KV_POOL)):
         if one.observed_bytes is not None:
@@ -345,6 +381,7 @@ _REPLICA_SAMPLES: dict[m.Metric, Callable[[ReplicaAssessment], Iterator[Sample]]
     m.SOURCE_UP: _sources,
     m.SOURCE_FAILURES: _failures,
     m.PAGE_PROBLEMS: _problems,
+    m.CALIBRATION_EXCLUDED: _excluded_starts,
     m.LOST_METRIC: _lost_metrics,
     m.SCRAPE_DURATION: _duration,
     m.REPLICA_STATE: _state,
@@ -379,6 +416,11 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.PREDICTED_MEMORY: _predicted_memory,
     m.OBSERVED_MEMORY: _observed_memory,
     m.PREDICTED_OVERHEAD: _predicted_overhead,
+    m.CALIBRATED_SESSIONS: _sessions("calibrated"),
+    m.CALIBRATED_MEMORY: _calibrated_memory,
+    m.CALIBRATION_RELIABILITY: _reliability,
+    m.CALIBRATION_CLAMPED: _clamped,
+    m.OVERHEAD_SAMPLE: _overhead_sample,
     m.WAITING_BY_REASON: _waiting,
     m.BINDING_LIMIT: _binding_limit,
     m.ENGINE_STATE: _states,
