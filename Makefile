@@ -41,7 +41,7 @@ bench: $(VENV)/tests.stamp ## speed, as ratios against a peer in the same run
 	$(BIN)/python -m tests.bench.fleet
 
 golden: $(VENV)/tests.stamp ## write the expected outputs anew, after a change that is meant
-	KVHEADROOM_UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/outputs tests/lab/backtest/test_results.py
+	KVHEADROOM_UPDATE_GOLDEN=1 $(BIN)/pytest -q tests/outputs tests/test_calibrate.py tests/lab/backtest/test_results.py
 	$(BIN)/python docs/reference.py
 	$(BIN)/python -m docs.accuracy
 

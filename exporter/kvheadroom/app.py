@@ -119,6 +119,16 @@ async def check(config: Config) -> FleetAssessment:
     Raises:
         ConfigError: a file that the config names cannot be read.
     """
+    fleet, _ = await look_once(config)
+    return fleet
+
+
+async def look_once(config: Config) -> tuple[FleetAssessment, dict[str, float | None]]:
+    """As `check`, and when the process of each replica started, in unix seconds; None where its page does not tell.
+
+    Raises:
+        ConfigError: a file that the config names cannot be read.
+    """
     async with open_session() as session:
         files = SlowFiles()
         watch = Watch(session, files)
@@ -136,4 +146,4 @@ async def check(config: Config) -> FleetAssessment:
             await watch.gpus_read.wait()
         finally:
             gpus.cancel()
-        return watch.board.fleet
+        return watch.board.fleet, watch.started_at()

@@ -20,6 +20,9 @@ from kvheadroom import __version__
 from kvheadroom.backtest_arguments import DESCRIPTION as BACKTEST_DESCRIPTION
 from kvheadroom.backtest_arguments import EXAMPLES as BACKTEST_EXAMPLES
 from kvheadroom.backtest_arguments import add_backtest_arguments, read_order
+from kvheadroom.calibrate_arguments import DESCRIPTION as CALIBRATE_DESCRIPTION
+from kvheadroom.calibrate_arguments import EXAMPLES as CALIBRATE_EXAMPLES
+from kvheadroom.calibrate_arguments import add_calibrate_arguments, read_log_order
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.plan_arguments import (
     DESCRIPTION,
@@ -31,6 +34,7 @@ from kvheadroom.plan_arguments import (
 
 if TYPE_CHECKING:
     from kvheadroom.app import ConfigFile
+    from kvheadroom.capacity.calibration_run import Looked
     from kvheadroom.capacity.readings import Scrape, SourceFailure
     from kvheadroom.config import Config
 
@@ -114,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_record(commands)
     _add_backtest(commands)
+    _add_calibrate(commands)
     return parser
 
 
@@ -278,6 +283,18 @@ def _add_backtest(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> No
     )
     add_backtest_arguments(backtest)
     backtest.set_defaults(run=_backtest)
+
+
+def _add_calibrate(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="learn the overhead of a GPU from starts that happened",
+        description=CALIBRATE_DESCRIPTION,
+        epilog=CALIBRATE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_calibrate_arguments(calibrate)
+    calibrate.set_defaults(run=_calibrate)
 
 
 def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
@@ -471,6 +488,45 @@ def _backtest(arguments: argparse.Namespace) -> int:
         for line in table(results):
             print(line)
     return OK if all(result.is_scored for result in results) else INCOMPLETE
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    order = read_log_order(arguments)
+
+    from kvheadroom.calibrator import calibrate, known_before, look_at_logs
+    from kvheadroom.outputs.calibration_json import calibration_document
+    from kvheadroom.outputs.calibration_report import calibration_report
+    from kvheadroom.outputs.json_report import to_json
+    from kvheadroom.planner import ModelUnavailableError
+
+    before = known_before(arguments.out)
+    if order is None:
+        looked = _look_at_fleet(arguments)
+    else:
+        stdin = None if sys.stdin is None else sys.stdin.buffer
+        try:
+            looked = look_at_logs(order, stdin, os.environ, Path.home(), _Progress().tell)
+        except ModelUnavailableError as reason:
+            print(f"kvheadroom: {reason}", file=sys.stderr)
+            return INCOMPLETE
+    run = calibrate(looked, arguments.out, before)
+    if arguments.json:
+        print(to_json(calibration_document(run)))
+    else:
+        for line in calibration_report(run):
+            print(line)
+    return OK if run.is_complete else INCOMPLETE
+
+
+def _look_at_fleet(arguments: argparse.Namespace) -> "Looked":
+    import asyncio
+    import logging
+
+    from kvheadroom.calibrator import look_at_fleet
+
+    # What the daemon would have logged is told with the results.
+    logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
+    return asyncio.run(look_at_fleet(_config(arguments.config, arguments.target)))
 
 
 def _option(name: str, validate: "Callable[..., T]", *values: Any) -> "T":

@@ -113,12 +113,12 @@ def _plan(
     if located.hub is not None and source.index is None and source.weights_bytes is None:
         first = next(_requests(options, source, files, draft))
         if wants_headers(facts_of_start(first)):
-            files = with_headers(located, _reporter(report, source.name))
+            files = with_headers(located, header_reporter(report, source.name))
     requests = tuple(_requests(options, source, files, draft))
     return plan_model(_shown_name(source.name), located.where, requests, by_sum=options.by_sum)
 
 
-def _reporter(report: Report, name: str) -> Callable[[int, int], None]:
+def header_reporter(report: Report, name: str) -> Callable[[int, int], None]:
     """One line at once, and one every few seconds."""
     told = -math.inf
 

@@ -128,6 +128,10 @@ class Watch:
         """Of every replica that is watched."""
         return [running.sampler for running in self._running.values()]
 
+    def started_at(self) -> dict[str, float | None]:
+        """When the process of each replica started, in unix seconds; None where no page has told it."""
+        return {name: running.sampler.memory.started_at for name, running in self._running.items()}
+
     async def find_replicas(self) -> None:
         """Ask every source of replicas once, by hand."""
         await self._discoveries.ask_all()

@@ -12,6 +12,7 @@ from statistics import median
 
 from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample, key_of
 from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
+from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.capacity.overhead import MOST_TOO_HIGH, MOST_TOO_LOW, estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.prediction import PredictedPool, Prediction, predict
@@ -112,14 +113,30 @@ class Calibration:
             weights: of the raw prediction, where it is there already.
         """
         key = key_of(facts)
-        if isinstance(key, str):
-            return None
+        return None if isinstance(key, str) else self.of_key(key, facts, own_start=own_start, weights=weights)
+
+    def of_key(
+        self,
+        key: CalibrationKey,
+        facts: EngineFacts | None = None,
+        *,
+        own_start: str = "",
+        weights: RankWeights | None = None,
+    ) -> LearnedOverhead | None:
+        """What the starts of one key tell; None where there is none.
+
+        Args:
+            facts: of an engine of that key, where they are known: then the bounds hold that they set.
+            own_start: the start that is asked about, which has no say in it.
+            weights: of such an engine, where they are there already.
+        """
         these = [sample for sample in self.samples.get(key, ()) if sample.start != own_start]
         # A start that compiles its model measures with caches cold; it counts while there is no other.
         these = [sample for sample in these if not sample.is_cold] or these
         if not these:
             return None
-        return _bounded(_fit(facts, these), facts, weights)
+        widths = _half_widths_of(_bytes_of(key)) if facts is None else _half_widths(facts)
+        return _bounded(_fit(these, *widths), facts, weights)
 
     def carried(self, facts: EngineFacts) -> LearnedOverhead | None:
         """What the nearest starts of the same model tell of settings that nobody has started yet; None where there is none.
@@ -141,7 +158,7 @@ class Calibration:
             return None
         _, nearest, told = min(found, key=lambda one: (one[0], one[1]))
         value = estimate.total_bytes + round(median(told))
-        below, above = _half_widths(facts, estimate)
+        below, above = _half_widths(facts)
         learned = LearnedOverhead(
             overhead_bytes=value,
             low_bytes=min(estimate.low_bytes, value - below),
@@ -153,11 +170,15 @@ class Calibration:
         return _bounded(learned, facts, None)
 
 
-def _fit(facts: EngineFacts, samples: list[CalibrationSample]) -> LearnedOverhead:
+def _fit(samples: list[CalibrationSample], below: int, above: int) -> LearnedOverhead:
+    """Of some starts of one kind.
+
+    Args:
+        below, above: by how much an estimate may be too high, and too low.
+    """
     values = sorted(sample.overhead_bytes for sample in samples)
     value = round(median(values))
     weights = [one.measured_weights_bytes for one in samples if one.measured_weights_bytes is not None]
-    below, above = _half_widths(facts, estimate_overhead(facts))
     rounding = max(sample.uncertainty_bytes for sample in samples)
     cut = len(values) // FEW
     low, high = values[cut] - rounding, values[-1 - cut] + rounding
@@ -176,17 +197,31 @@ def _fit(facts: EngineFacts, samples: list[CalibrationSample]) -> LearnedOverhea
     )
 
 
-def _half_widths(facts: EngineFacts, estimate: OverheadEstimate | str) -> tuple[int, int]:
+def _half_widths(facts: EngineFacts) -> tuple[int, int]:
     """By how much an estimate may be too high, and too low."""
+    estimate = estimate_overhead(facts)
     if isinstance(estimate, OverheadEstimate):
         return estimate.total_bytes - estimate.low_bytes, estimate.high_bytes - estimate.total_bytes
-    total = 0 if facts.hbm_bytes is None else facts.hbm_bytes.value
-    return round(MOST_TOO_HIGH * total), round(MOST_TOO_LOW * total)
+    return _half_widths_of(0 if facts.hbm_bytes is None else facts.hbm_bytes.value)
 
 
-def _bounded(learned: LearnedOverhead, facts: EngineFacts, weights: RankWeights | None) -> LearnedOverhead:
+def _half_widths_of(total_bytes: int) -> tuple[int, int]:
+    return round(MOST_TOO_HIGH * total_bytes), round(MOST_TOO_LOW * total_bytes)
+
+
+def _bytes_of(key: CalibrationKey) -> int:
+    """The memory of the GPU of a key; 0 where its name leaves that open."""
+    if key.gpu in GPUS:
+        return GPUS[key.gpu].cuda_total_bytes or 0
+    number = key.gpu.partition(" ")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _bounded(
+    learned: LearnedOverhead, facts: EngineFacts | None, weights: RankWeights | None
+) -> LearnedOverhead:
     """Within what can be: not below zero, and not more than the budget holds beside the weights."""
-    most = _most(facts, weights or weights_of(facts))
+    most = None if facts is None else _most(facts, weights or weights_of(facts))
     value, clamp = learned.overhead_bytes, None
     if value < 0:
         value, clamp = 0, Clamp.BELOW_ZERO

@@ -34,6 +34,11 @@ MOST_FOREIGN_RATIO = 0.05
 """Share of a GPU that may be taken before vLLM's first look at it: its context, and NCCL from 0.11.0 on, take up to 4.0% in public logs."""
 MOST_OVERHEAD_RATIO = 0.5
 """Share of a GPU that an overhead may be; of 107 public starts the largest but one is 14%, and one of 40% kept workspaces for a million tokens."""
+MOST_WEIGHTS_OFF_RATIO = 0.25
+"""By so much of the larger one the weights that a log tells and the predicted ones may differ. In public logs those of a checkpoint that is stored
+as its config.json says differ by at most 15%, those of another format by 42% and more."""
+MOST_TOTAL_OFF_RATIO = 0.015
+"""By so much the memory of a GPU in a log and what is taken for it may differ; the driver moves it by up to 0.6%."""
 
 
 class Exclusion(StrEnum):
@@ -285,6 +290,17 @@ def sample_of_engine(
     )
 
 
+def excluded_by_outcome(logged: LoggedStart) -> Excluded | None:
+    """Why a start is none by how it ended, whatever engine it is of; None where it came up."""
+    if logged.outcome is StartOutcome.FAILED:
+        return Excluded(Exclusion.FAILED_START, f"this start failed: {logged.failure}")
+    if logged.outcome is StartOutcome.CUT:
+        return Excluded(
+            Exclusion.UNFINISHED_START, "the log ends, or another start follows, before this start does"
+        )
+    return None
+
+
 def sample_of_log(
     facts: EngineFacts, logged: LoggedStart, *, start: str, evidence: str
 ) -> CalibrationSample | Excluded:
@@ -293,10 +309,9 @@ def sample_of_log(
     Args:
         facts: of such an engine, with what the log says of flags and release.
     """
-    if logged.outcome is StartOutcome.FAILED:
-        return Excluded(Exclusion.FAILED_START, f"this start failed: {logged.failure}")
-    if logged.outcome is StartOutcome.CUT:
-        return Excluded(Exclusion.UNFINISHED_START, "the log ends before this start does")
+    ended = excluded_by_outcome(logged)
+    if ended is not None:
+        return ended
     base = _basis(facts)
     if isinstance(base, Excluded):
         return base
@@ -305,8 +320,9 @@ def sample_of_log(
         return Excluded(Exclusion.POOL_BY_FLAG, "the pool was set by a flag or a stored plan, not measured")
     if not ranks:
         return Excluded(Exclusion.UNKNOWN, "the log does not say what was left for the KV cache")
-    for rank in ranks:
-        said = next(contradictions(rank, logged.release), None)
+    # Some releases let another rank tell the GPU's memory than the one that tells what was left.
+    for rank in logged.ranks:
+        said = next(contradictions(rank, logged.release), None) or next(_not_these(facts, base, rank), None)
         if said is not None:
             return Excluded(Exclusion.IMPOSSIBLE, said)
         if (foreign := _foreign(rank)) is not None:
@@ -322,7 +338,7 @@ def sample_of_log(
     worst = max(range(len(ranks)), key=lambda index: found[index][0])
     overhead, rounding = found[worst]
     rank = ranks[worst]
-    pool = _logged_pool(facts, logged)
+    pool = logged_pool(facts, logged)
     if pool is not None and len(base.weights.stage_bytes) == 1:
         by_pool = base.requested_bytes - base.weights.stage_bytes[0] - pool.bytes
         # Most releases let one rank alone tell what it left, and then the pool is that of another.
@@ -347,13 +363,12 @@ def _of_rank(facts: EngineFacts, base: "_Basis", rank: LoggedRank) -> tuple[int,
     """(overhead, rounding) of one rank; the frontend's reserve is taken off what was left after it was printed."""
     available = rank.available or Printed(0, 0)
     reserve = rank.multimodal_reserve or Printed(0, 0)
-    stages = base.weights.stage_bytes
-    weights = stages[0] if len(stages) == 1 else stages[_stage(facts, rank.label)]
+    weights = base.weights.stage_bytes[stage_of(facts, rank.label)]
     overhead = base.requested_bytes - weights - available.bytes + reserve.bytes
     return overhead, available.uncertainty_bytes + reserve.uncertainty_bytes
 
 
-def _logged_pool(facts: EngineFacts, logged: LoggedStart) -> Printed | None:
+def logged_pool(facts: EngineFacts, logged: LoggedStart) -> Printed | None:
     """The pool of all ranks, by the blocks or the tokens that the log tells; less than a block too small."""
     layout = plan_layout(facts)
     if not isinstance(layout, KvLayout):
@@ -381,12 +396,47 @@ def _blocks_of(facts: EngineFacts, layout: KvLayout, tokens: int) -> int | None:
 _MOST_BLOCKS = 2**32
 
 
-def _stage(facts: EngineFacts, label: str) -> int:
-    """The pipeline stage of a rank, by its label (`PP1_TP0`, 0.33.0 `v1/executor/multiproc_executor.py`), else by its number."""
+def stage_of(facts: EngineFacts, label: str) -> int:
+    """The pipeline stage of a rank, by its label (`PP1_TP0`, 0.33.0 `v1/executor/multiproc_executor.py`), else the first."""
+    return min(_index("PP", label) or 0, facts.pipeline_parallel_size.value - 1)
+
+
+def _index(name: str, label: str) -> int | None:
+    """The number behind a name in the label of a rank."""
     for part in label.split("_"):
-        if part.startswith("PP") and part[2:].isdecimal():
-            return min(int(part[2:]), facts.pipeline_parallel_size.value - 1)
-    return 0
+        if part.startswith(name) and part[len(name) :].isdecimal():
+            return int(part[len(name) :])
+    return None
+
+
+def _not_these(facts: EngineFacts, base: "_Basis", rank: LoggedRank) -> Iterator[str]:
+    """What shows that a rank is of another engine than these facts are of."""
+    for name, flag in _SIZES:
+        index, size = _index(name, rank.label), getattr(facts, flag).value
+        if index is not None and index >= size:
+            yield f"rank {rank.label} is of an engine on more GPUs than {flag}={size} gives"
+    if (
+        rank.total is not None
+        and abs(rank.total.bytes - base.total_bytes) > MOST_TOTAL_OFF_RATIO * base.total_bytes
+    ):
+        yield (
+            f"the GPU has {rank.total}, and {base.total_bytes / GIB:,.2f} GiB are taken for it: it is not that card, or set `hbm_bytes: N` "
+            "beside it"
+        )
+    predicted = base.weights.stage_bytes[stage_of(facts, rank.label)]
+    loaded = rank.weights
+    if (
+        loaded is not None
+        and abs(loaded.bytes - predicted) > MOST_WEIGHTS_OFF_RATIO * max(loaded.bytes, predicted)
+        and rank.external_weights is None
+    ):
+        yield (
+            f"loading took {loaded}, and {predicted / GIB:,.2f} GiB are the weights of this model for one GPU: it is another model, another "
+            "format of the weights or another parallel size"
+        )
+
+
+_SIZES = (("TP", "tensor_parallel_size"), ("PP", "pipeline_parallel_size"))
 
 
 def _foreign(rank: LoggedRank) -> str | None:
