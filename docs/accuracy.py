@@ -7,11 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
 
-from tests.accuracy.calibrated_pools import public_pairs, worst
+from tests.accuracy.calibrated_pools import carried_pairs, public_pairs, worst
 from tests.accuracy.overheads import LINES as LEDGERS
 from tests.accuracy.overheads import judged, median_error, share_within
 from tests.accuracy.startup_logs import (
@@ -302,6 +303,28 @@ def _calibrated() -> list[str]:
             f"| {_short(seen['source'])} | {_short(then['source'])} | {then['model']}, TP {then['tp']} | {seen['util']}, then {then['util']} | "
             f"{then['kv_gib']:.2f} GiB | {pair.raw_error_ratio:+.2%} | {pair.error_ratio:+.2%} |"
         )
+    return [*lines, "", *_carried()]
+
+
+CARRIED = """\
+Carried over to settings that were not measured, of public starts of one model, each from each other: estimate(new) + measured - estimate(old),
+against the estimate alone, as shares of the pool. So it is carried from parallel sizes and flags to others, and not from GPU to GPU or from
+release to release.
+"""
+
+
+def _carried() -> list[str]:
+    lines = [
+        CARRIED,
+        "| pairs that differ in | n | median error, carried | median error of the estimate alone | measured within the interval |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, near in (("parallel sizes or flags", True), ("GPU or release too", False)):
+        pairs = carried_pairs(near=near)
+        carried = median(abs(one.carried_error_ratio) for one in pairs)
+        raw = median(abs(one.raw_error_ratio) for one in pairs)
+        share = sum(one.is_within for one in pairs) / len(pairs)
+        lines.append(f"| {name} | {len(pairs)} | {carried:.2%} | {raw:.2%} | {share:.0%} |")
     return [*lines, ""]
 
 

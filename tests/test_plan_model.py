@@ -730,4 +730,5 @@ def test_every_example_of_the_help_can_be_parsed() -> None:
     examples = [line.strip() for line in EXAMPLES.splitlines() if line.strip().startswith("kvheadroom ")]
     assert len(examples) >= 4
     for example in examples:
-        assert make_parser().parse_args(shlex.split(example)[1:]).model
+        arguments = make_parser().parse_args(shlex.split(example)[1:])
+        assert arguments.model or arguments.place

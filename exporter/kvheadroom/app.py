@@ -5,13 +5,14 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvheadroom.access import open_endpoints
-from kvheadroom.capacity.fleet import FleetAssessment, ReloadStatus
-from kvheadroom.config import Config, ConfigError
+from kvheadroom.capacity.fleet import FleetAssessment, ReloadStatus, ReplicaAssessment
+from kvheadroom.config import Config, ConfigError, ReplicaConfig
+from kvheadroom.monitor.sampler import ReplicaSampler
 from kvheadroom.outputs.server import ListenAddress, start_server
 from kvheadroom.sources.http import open_session
 from kvheadroom.sources.slow_files import SlowFiles
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 CHECK_FACTS_SECONDS = 30.0
 CONFIG_FILES_SECONDS = 5.0
+MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,52 @@ async def look_once(config: Config) -> tuple[FleetAssessment, dict[str, float | 
     Raises:
         ConfigError: a file that the config names cannot be read.
     """
+    async with _watch_once(config) as watch:
+        await _ask_once(watch, watch.samplers)
+        return watch.board.fleet, watch.started_at()
+
+
+@dataclass(frozen=True, slots=True)
+class OneReplica:
+    """One replica, asked once.
+
+    Attributes:
+        started_at: unix seconds; None where its page does not tell.
+    """
+
+    config: ReplicaConfig
+    fleet: FleetAssessment
+    started_at: float | None
+
+    @property
+    def assessment(self) -> ReplicaAssessment:
+        """Of the replica itself."""
+        return next(one for one in self.fleet.replicas if one.replica == self.config.replica)
+
+
+async def look_at(config: Config, place: str) -> OneReplica:
+    """Reach the sources of one replica once, and of no other.
+
+    Args:
+        place: its name or its URL.
+
+    Raises:
+        ConfigError: no replica of the config is called or stands so, or a file that it names cannot be read.
+    """
+    async with _watch_once(config) as watch:
+        found = next((one for one in watch.replicas if place in (one.replica, one.url)), None)
+        if found is None:
+            names = ", ".join(one.replica for one in watch.replicas[:MOST_NAMED]) or "none"
+            raise ConfigError(
+                f"no replica of the config has this name or URL: {place[:200]}; there are {names}"
+            )
+        sampler = watch.sampler(found.replica)
+        await _ask_once(watch, [sampler])
+        return OneReplica(found, watch.board.fleet, sampler.memory.started_at)
+
+
+@contextlib.asynccontextmanager
+async def _watch_once(config: Config) -> AsyncIterator[Watch]:
     async with open_session() as session:
         files = SlowFiles()
         watch = Watch(session, files)
@@ -136,14 +184,17 @@ async def look_once(config: Config) -> tuple[FleetAssessment, dict[str, float | 
         watch.prepare(config, endpoints, start=False)
         await watch.read_calibration()
         await watch.find_replicas()
-        gpus = asyncio.create_task(watch.sample_gpus())
-        try:
-            await asyncio.gather(
-                *(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in watch.samplers),
-                watch.read_remote_gpus(),
-            )
-            # At its deadline the sampler publishes a timeout, so this ends.
-            await watch.gpus_read.wait()
-        finally:
-            gpus.cancel()
-        return watch.board.fleet, watch.started_at()
+        yield watch
+
+
+async def _ask_once(watch: Watch, samplers: list[ReplicaSampler]) -> None:
+    gpus = asyncio.create_task(watch.sample_gpus())
+    try:
+        await asyncio.gather(
+            *(s.tick(time.time(), wait_for_facts=CHECK_FACTS_SECONDS) for s in samplers),
+            watch.read_remote_gpus(),
+        )
+        # At its deadline the sampler publishes a timeout, so this ends.
+        await watch.gpus_read.wait()
+    finally:
+        gpus.cancel()

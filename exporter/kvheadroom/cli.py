@@ -30,6 +30,7 @@ from kvheadroom.plan_arguments import (
     VllmFlagsParser,
     add_plan_arguments,
     read_plan_options,
+    read_what_if_options,
 )
 
 if TYPE_CHECKING:
@@ -225,7 +226,9 @@ def _add_plan(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     plan = commands.add_parser(
         "plan",
         help="plan KV pools from model configs and flags, without a server",
-        usage="kvheadroom plan MODEL --gpu NAME [vLLM's flags] [options]\n       kvheadroom plan --cases FILE",
+        usage="kvheadroom plan MODEL --gpu NAME [vLLM's flags] [options]\n"
+        "       kvheadroom plan [MODEL] --from URL [vLLM's flags] [options]\n"
+        "       kvheadroom plan --cases FILE",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -386,6 +389,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     async def run() -> None:
         async with replay(recording, model_folder=model_folder) as url:
+            print(
+                f"the replay answers at {url}; try: kvheadroom plan --from {url} --block-size 64", flush=True
+            )
             config = replay_config(url, shipped=own is None)
             await _serve_until_stopped(config, arguments.listen, notice=notice, with_gpus=False)
 
@@ -667,6 +673,10 @@ def _get(url: str) -> bytes:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    if arguments.place is not None:
+        return _what_if(arguments)
+    if any(one is not None for one in (arguments.config, arguments.api_key_file, arguments.runs_with)):
+        raise OperatorError("--config, --api-key-file and --runs-with are of --from URL, which is missing")
     if (arguments.model is None) == (arguments.cases is None):
         raise OperatorError("plan: say either MODEL or --cases FILE; `kvheadroom plan --help` has examples")
     return _plan_model(arguments) if arguments.cases is None else _plan_cases(arguments)
@@ -689,6 +699,32 @@ def _plan_model(arguments: argparse.Namespace) -> int:
         for line in plan_report(models, by_sum=options.by_sum, explain=arguments.explain):
             print(line)
     return OK if is_answered(models, by_sum=options.by_sum) else INCOMPLETE
+
+
+def _what_if(arguments: argparse.Namespace) -> int:
+    import logging
+
+    options = read_what_if_options(arguments)
+
+    from kvheadroom.live_planner import ServerUnavailableError, make_what_if
+    from kvheadroom.outputs.plan_words import as_options
+    from kvheadroom.outputs.what_if_json import what_if_json
+    from kvheadroom.outputs.what_if_report import is_answered, what_if_report
+    from kvheadroom.planner import ModelUnavailableError
+
+    # What the daemon would have logged is told with the answer.
+    logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
+    try:
+        answer = make_what_if(options, os.environ, Path.home(), _Progress().tell)
+    except (ServerUnavailableError, ModelUnavailableError) as reason:
+        print(f"kvheadroom: {as_options(str(reason))}", file=sys.stderr)
+        return INCOMPLETE
+    if arguments.json:
+        print(what_if_json(answer))
+    else:
+        for line in what_if_report(answer, explain=arguments.explain):
+            print(line)
+    return OK if is_answered(answer) else INCOMPLETE
 
 
 def _plan_cases(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,11 @@
 """The `plan` command's arguments: vLLM's flags in vLLM's spelling, and what only a planner says."""
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvheadroom.argument_readers import (
     count_or_none,
@@ -22,6 +24,7 @@ from kvheadroom.argument_readers import (
 from kvheadroom.capacity.errors import OperatorError
 
 if TYPE_CHECKING:
+    from kvheadroom.live_planner import WhatIfOptions
     from kvheadroom.planner import PlanOptions
 
 DESCRIPTION = """\
@@ -35,6 +38,8 @@ examples:
   kvheadroom plan /models/glm --weights-bytes 464115778000 --gpu B200 --tp 8 --dcp 1,8 --explain
   kvheadroom plan /models/glm-nvfp4 --compare /models/glm-fp8 --gpu B200 --tp 4,8 --gpus 56
   kvheadroom plan ./config.json --hbm-bytes 191.5g --weights-bytes 141g --tp 4 --json
+  kvheadroom plan --from http://host:8000 --runs-with='-tp 4 --gpu B200' --tp 4,8 --session-tokens 256K
+  kvheadroom plan /models/glm --from glm-a --config kvheadroom.yaml --max-model-len 512K
 
 MODEL is a folder with config.json, a config.json alone, or a name on the Hugging Face hub: its local cache is looked
 at first, then the hub is asked (HF_TOKEN or the token file of `hf auth login`; HF_ENDPOINT, HF_HOME, HF_HUB_CACHE,
@@ -48,12 +53,21 @@ reads them: 32k is 32,000, 32K is 32,768. GB is 10^9 bytes, GiB is 2^30.
 bytes per token, without blocks, with 12 GB of overhead in vLLM's figures too. The default puts first what vLLM does, with the overhead
 estimated, and both show the steps between them.
 
+--from URL asks a running server once: what it holds now, the overhead that its pool measures, and for each
+change the sessions before and after, with intervals, what vLLM's checks at start-up would say, and what is not
+modelled. Its flags come from the engine, --config and, on this machine, its command line; no page of vLLM tells the
+parallel sizes and the GPU: --runs-with='-tp 4 --gpu B200' says them. --mtp 0 takes drafting away.
+
+--calibration FILE puts beside each row what starts of its kind had for overhead, or, carried over, starts of the same
+model with other settings: n, and the interval. Raw figures stay, and where only one of the two starts, the first
+lines say so.
+
 Each line of a FILE of --cases is a JSON object with id, config (a parsed config.json), flags (vLLM's names), gpu,
 vllm_version, available_bytes (per GPU; a list for pipeline stages) and optionally lengths: [tokens].
 Each answer is a JSON line on standard output: planned, refused (vLLM would not start), or unknown
 with the reason.
 
-exit code: 0 every row starts (--cases: every line answered); 1 a row does not start, is refused, or cannot be
+exit code: 0 every row starts, with what was learned, too (--cases: every line answered); 1 a row does not start, is refused, or cannot be
 told (--cases: some are unknown); 2 a wrong option, or a model or file that cannot be read
 """
 
@@ -75,6 +89,9 @@ def _dashed(word: str) -> str:
     if not word.startswith("--"):
         return word
     option, equals, value = word.partition("=")
+    if " " in option:
+        # Several, in the word of another option.
+        return word
     return option.replace("_", "-") + equals + value
 
 
@@ -93,7 +110,8 @@ SINGLE: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
     (("--max-model-len",), "max_model_len", length_or_auto, "longest request; auto: the longest that starts"),
     (("--gpu-memory-utilization", "--device-memory-utilization"), "gpu_memory_utilization", share,
      "share of the GPU that vLLM may use"),
-    (("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", whole_number, "bytes per GPU for KV, in place of the sum"),
+    (("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", count_or_none,
+     "bytes per GPU for KV, in place of the sum, which 0 takes"),
     (("--num-gpu-blocks-override",), "num_gpu_blocks_override", whole_number, "blocks of the pool, in place of bytes"),
     (("--block-size",), "block_size", whole_number, "tokens of a block"),
     (("--attention-backend",), "attention_backend", word, "FLASHMLA_SPARSE, FLASHINFER, ..."),
@@ -122,6 +140,27 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     """All arguments of `kvheadroom plan`."""
     plan.add_argument("model", nargs="?", metavar="MODEL", help="folder, config.json, or name on the hub")
     plan.add_argument("--cases", metavar="FILE", help="JSON lines to plan in place of MODEL")
+    live = plan.add_argument_group("a server that runs")
+    live.add_argument(
+        "--from",
+        dest="place",
+        metavar="URL",
+        help="start from what runs there: every other option is a change; MODEL: its files, where the server's are not on this machine",
+    )
+    live.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the daemon's YAML config, which knows the server by URL or name: its flags, GPU, model, access",
+    )
+    live.add_argument(
+        "--runs-with",
+        metavar="FLAGS",
+        help="what it runs with and neither it nor its config tells, as one word: --runs-with='-tp 4 --gpu B200'",
+    )
+    live.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="holds the server's API key, without --config"
+    )
     what = plan.add_argument_group("the model and the GPUs")
     weights = what.add_mutually_exclusive_group()
     weights.add_argument(
@@ -163,6 +202,12 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
         metavar="X.Y.Z",
         help="release to plan for (default: the newest known)",
     )
+    what.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="what was learned from starts (kvheadroom calibrate), shown beside each row",
+    )
     flags = plan.add_argument_group("vLLM's flags")
     for options, name, read, text in SWEPT:
         flags.add_argument(
@@ -197,6 +242,77 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     )
 
 
+def read_what_if_options(arguments: argparse.Namespace) -> "WhatIfOptions":
+    """The parsed arguments of `--from` as what was asked.
+
+    Raises:
+        OperatorError: options that do not go together.
+    """
+    from kvheadroom.live_planner import WhatIfOptions
+
+    for name, option in (
+        ("cases", "--cases"),
+        ("compare", "--compare"),
+        ("marketed_bytes", "--marketed-gb"),
+    ):
+        if getattr(arguments, name) is not None:
+            raise OperatorError(f"{option} does not go with --from; leave one of them out")
+    if arguments.assumptions != "vllm":
+        raise OperatorError(f"--assumptions {arguments.assumptions} does not go with --from; leave it out")
+    if arguments.index is not None and arguments.model is None:
+        raise OperatorError("--index is of MODEL, which is missing")
+    if arguments.config is not None and arguments.api_key_file is not None:
+        raise OperatorError("--api-key-file: with --config say `api_key_file` of the replica there")
+    changes = read_plan_options(arguments)
+    taken_away = {
+        name: None
+        for name, given in (
+            ("speculative_config", arguments.mtp),
+            ("kv_cache_memory_bytes", arguments.kv_cache_memory_bytes),
+        )
+        if given == 0
+    }
+    changes = replace(changes, flags={**changes.flags, **taken_away})
+    return WhatIfOptions(
+        place=arguments.place,
+        config=arguments.config,
+        api_key_file=arguments.api_key_file,
+        runs_with=_read_running(arguments.runs_with or ""),
+        changes=changes,
+    )
+
+
+class _RunningParser(VllmFlagsParser):
+    """Flags in a word of the command line; what is wrong is that word's fault."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OperatorError(f"--runs-with: {message}")
+
+
+def _read_running(text: str) -> dict[str, Any]:
+    """What a server runs with: a flag has one value.
+
+    Raises:
+        OperatorError: it is no such flags.
+    """
+    parser = _RunningParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--gpu", type=gpu_name)
+    parser.add_argument("--hbm-bytes", type=whole_number)
+    parser.add_argument("--mtp", type=whole_number)
+    for options, name, read, _ in (*SWEPT, *SINGLE):
+        parser.add_argument(*options, dest=name, type=read)
+    for options, name, _ in SWITCHES:
+        parser.add_argument(*options, dest=name, action=argparse.BooleanOptionalAction)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise OperatorError(f"--runs-with: {text[:60]!r}: {error}") from error
+    found = vars(parser.parse_args(words))
+    if (drafted := found.pop("mtp", None)) is not None:
+        found["speculative_config"] = {"method": "mtp", "num_speculative_tokens": drafted}
+    return found
+
+
 def read_plan_options(arguments: argparse.Namespace) -> "PlanOptions":
     """The parsed arguments as what was asked.
 
@@ -215,7 +331,9 @@ def read_plan_options(arguments: argparse.Namespace) -> "PlanOptions":
             raise OperatorError("--mtp and --speculative-config say the same; leave one of them out")
         if arguments.mtp:
             flags["speculative_config"] = {"method": "mtp", "num_speculative_tokens": arguments.mtp}
-    models = [ModelSource(arguments.model, arguments.weights_bytes, arguments.index)]
+    if flags.get("kv_cache_memory_bytes") == 0:
+        del flags["kv_cache_memory_bytes"]
+    models = [ModelSource(arguments.model or "", arguments.weights_bytes, arguments.index)]
     if arguments.compare is not None:
         models.append(
             ModelSource(arguments.compare, arguments.compare_weights_bytes, arguments.compare_index)
@@ -236,4 +354,5 @@ def read_plan_options(arguments: argparse.Namespace) -> "PlanOptions":
         session_tokens=arguments.session_tokens,
         gpus=arguments.gpus,
         by_sum=arguments.assumptions == "article",
+        calibration=arguments.calibration,
     )

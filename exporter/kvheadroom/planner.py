@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kvheadroom.capacity.article import PAPER_OVERHEAD_BYTES
+from kvheadroom.capacity.calibration import Calibration
 from kvheadroom.capacity.deployment import PlanRequest, facts_of_start
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.capacity.facts import OperatorFacts
+from kvheadroom.capacity.facts import EngineFacts, OperatorFacts
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.model_plan import ModelPlan, plan_model
 from kvheadroom.capacity.rank_weights import wants_headers
@@ -46,6 +47,7 @@ class PlanOptions:
         flags: vLLM's flags with one value each.
         swept: vLLM's flags with several values; each combination is a row.
         by_sum: the sum on paper comes first.
+        calibration: a file of what was learned, to be shown beside each row.
     """
 
     models: tuple[ModelSource, ...]
@@ -59,6 +61,7 @@ class PlanOptions:
     session_tokens: tuple[int, ...]
     gpus: int | None
     by_sum: bool
+    calibration: Path | None = None
 
 
 class ModelUnavailableError(Exception):
@@ -79,7 +82,29 @@ def make_plans(
         ModelUnavailableError: the hub gave no model.
     """
     _check(options)
-    return tuple(_plan(options, source, environment, home, report) for source in options.models)
+    calibration = None if options.calibration is None else read_calibration(options.calibration)
+    return tuple(
+        _plan(options, source, environment, home, report=report, calibration=calibration)
+        for source in options.models
+    )
+
+
+def read_calibration(path: Path) -> Calibration:
+    """What was learned.
+
+    Raises:
+        OperatorError: the file is missing, cannot be read, or is damaged.
+    """
+    from kvheadroom.monitor.calibration_store import read_samples
+
+    if not path.exists():
+        raise OperatorError(
+            f"--calibration: {path}: no such file; `kvheadroom calibrate` and a daemon that learns write one"
+        )
+    stored = read_samples(path)
+    if stored.problem:
+        raise OperatorError(f"--calibration: {stored.problem}")
+    return Calibration.of(stored.samples)
 
 
 def _check(options: PlanOptions) -> None:
@@ -87,6 +112,15 @@ def _check(options: PlanOptions) -> None:
         raise OperatorError(
             "say the GPU: --gpu B200 (or another of the catalogue), or --hbm-bytes N, its memory as CUDA reports it"
         )
+    check_options(options)
+
+
+def check_options(options: PlanOptions) -> None:
+    """What must be so wherever the rest is known from.
+
+    Raises:
+        OperatorError: there are too many rows, or what is said of the GPU does not go together.
+    """
     if options.gpu == CPU and options.hbm_bytes is not None:
         raise OperatorError("--gpu CPU has no --hbm-bytes; say --kv-cache-memory-bytes N")
     rows = 1
@@ -101,21 +135,45 @@ def _sized(flags: Mapping[str, Any]) -> bool:
 
 
 def _plan(
-    options: PlanOptions, source: ModelSource, environment: Mapping[str, str], home: Path, report: Report
+    options: PlanOptions,
+    source: ModelSource,
+    environment: Mapping[str, str],
+    home: Path,
+    *,
+    report: Report,
+    calibration: Calibration | None,
 ) -> ModelPlan:
-    located = _find(source.name, environment, home)
-    files = located.files
+    located = find(source.name, environment, home)
+    draft = find_draft(options.flags, environment, home)
+    options = replace(options, flags=with_draft(options.flags, draft))
+
+    def first(files: ModelFiles) -> EngineFacts:
+        return facts_of_start(next(_requests(options, source, files, draft)))
+
+    files = with_weights(located, source, first, report)
+    requests = tuple(_requests(options, source, files, draft))
+    return plan_model(
+        _shown_name(source.name), located.where, requests, by_sum=options.by_sum, calibration=calibration
+    )
+
+
+def with_weights(
+    located: LocatedModel, source: ModelSource, first: Callable[[ModelFiles], EngineFacts], report: Report
+) -> ModelFiles:
+    """The files with what was said of their weights, and the headers of a model on the hub where its index does not suffice.
+
+    Args:
+        first: the facts of the first row with such files.
+
+    Raises:
+        OperatorError: the index that was named cannot be used.
+    """
     if source.index is not None:
         total, tensors = _read_index(source.index)
-        files = replace(files, weights_bytes=total, tensors=tensors)
-    draft = _find_draft(options, environment, home)
-    options = _with_draft(options, draft)
-    if located.hub is not None and source.index is None and source.weights_bytes is None:
-        first = next(_requests(options, source, files, draft))
-        if wants_headers(facts_of_start(first)):
-            files = with_headers(located, header_reporter(report, source.name))
-    requests = tuple(_requests(options, source, files, draft))
-    return plan_model(_shown_name(source.name), located.where, requests, by_sum=options.by_sum)
+        return replace(located.files, weights_bytes=total, tensors=tensors)
+    if located.hub is None or source.weights_bytes is not None or not wants_headers(first(located.files)):
+        return located.files
+    return with_headers(located, header_reporter(report, source.name))
 
 
 def header_reporter(report: Report, name: str) -> Callable[[int, int], None]:
@@ -132,28 +190,40 @@ def header_reporter(report: Report, name: str) -> Callable[[int, int], None]:
     return tell
 
 
-def _find(name: str, environment: Mapping[str, str], home: Path, what: str = "") -> LocatedModel:
+def find(name: str, environment: Mapping[str, str], home: Path, what: str = "") -> LocatedModel:
+    """A model's files.
+
+    Args:
+        what: put before what is wrong.
+
+    Raises:
+        OperatorError: there are none of that name.
+        ModelUnavailableError: the hub gave none.
+    """
     located = find_model(name, environment, home)
     if isinstance(located, LocatedModel):
         return located
     raise (ModelUnavailableError if located.source == HUB else OperatorError)(what + located.detail)
 
 
-def _find_draft(options: PlanOptions, environment: Mapping[str, str], home: Path) -> ModelFiles | None:
-    """The files of the draft model that `--speculative-config` names; None where it names none."""
-    draft = options.flags.get("speculative_config") or {}
+def find_draft(flags: Mapping[str, Any], environment: Mapping[str, str], home: Path) -> ModelFiles | None:
+    """The files of the draft model that `--speculative-config` names; None where it names none.
+
+    Raises:
+        OperatorError, ModelUnavailableError: as `find`.
+    """
+    draft = flags.get("speculative_config") or {}
     name = draft.get("model")
     if not isinstance(name, str) or draft.get("method") not in WITH_MODEL or DRAFT_CONFIG in draft:
         return None
-    return _find(name, environment, home, "--speculative-config: the draft model: ").files
+    return find(name, environment, home, "--speculative-config: the draft model: ").files
 
 
-def _with_draft(options: PlanOptions, files: ModelFiles | None) -> PlanOptions:
-    """With the config.json of the draft model."""
+def with_draft(flags: Mapping[str, Any], files: ModelFiles | None) -> Mapping[str, Any]:
+    """The flags with the config.json of the draft model."""
     if files is None:
-        return options
-    draft = {**options.flags["speculative_config"], DRAFT_CONFIG: files.config}
-    return replace(options, flags={**options.flags, "speculative_config": draft})
+        return flags
+    return {**flags, "speculative_config": {**flags["speculative_config"], DRAFT_CONFIG: files.config}}
 
 
 def _shown_name(name: str) -> str:

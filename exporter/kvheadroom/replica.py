@@ -46,6 +46,19 @@ FindCard = Callable[[], Awaitable[str | None]]
 """The card that a server of this machine runs on, by its name in the catalogue; None where that is not known."""
 
 
+def operator_facts(config: Config, replica: ReplicaConfig) -> OperatorFacts:
+    """What the operator says of a replica."""
+    overhead_gb = config.overhead_gb if replica.overhead_gb is None else replica.overhead_gb
+    return OperatorFacts(
+        # What is said to be null is said: it is no longer an assumption.
+        flags=replica.flags.model_dump(exclude_unset=True),
+        gpu=replica.gpu,
+        hbm_bytes=replica.hbm_bytes,
+        weights_bytes=replica.weights_bytes,
+        overhead_bytes=None if overhead_gb is None else round(overhead_gb * 1e9),
+    )
+
+
 class Replica:
     """The sources of one replica, as the callables that the sampler is handed."""
 
@@ -70,15 +83,7 @@ class Replica:
         self._local = replica.server if isinstance(replica, LocalReplica) else None
         self._find_card = find_card
         self._card = CPU if self._local is not None and self._local.is_cpu_build else None
-        overhead_gb = config.overhead_gb if replica.overhead_gb is None else replica.overhead_gb
-        self._operator = OperatorFacts(
-            # What is said to be null is said: it is no longer an assumption.
-            flags=replica.flags.model_dump(exclude_unset=True),
-            gpu=replica.gpu,
-            hbm_bytes=replica.hbm_bytes,
-            weights_bytes=replica.weights_bytes,
-            overhead_bytes=None if overhead_gb is None else round(overhead_gb * 1e9),
-        )
+        self._operator = operator_facts(config, replica)
 
     async def fetch_page(self) -> tuple[Scrape, VllmPage] | SourceFailure:
         """Scrape `/metrics` and read it."""

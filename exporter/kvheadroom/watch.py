@@ -98,6 +98,7 @@ class Watch:
         self._learner = CalibrationLearner(files.read, self.board.set_calibration)
         self._clashes: dict[str, tuple[str, ...]] = {}
         self._watched: Counter[str] = Counter()
+        self._targets: dict[str, Target] = {}
         self._running: dict[str, _Running] = {}
         self._readers: dict[str, ModelFilesReader] = {}
         self._interval_seconds = 0.0
@@ -131,6 +132,15 @@ class Watch:
     def started_at(self) -> dict[str, float | None]:
         """When the process of each replica started, in unix seconds; None where no page has told it."""
         return {name: running.sampler.memory.started_at for name, running in self._running.items()}
+
+    @property
+    def replicas(self) -> tuple[ReplicaConfig, ...]:
+        """Every replica that is watched."""
+        return tuple(target.replica for target in self._targets.values())
+
+    def sampler(self, replica: str) -> ReplicaSampler:
+        """Of one replica, by its name."""
+        return self._running[replica].sampler
 
     async def find_replicas(self) -> None:
         """Ask every source of replicas once, by hand."""
@@ -173,7 +183,7 @@ class Watch:
         for source, sentences in clashes.items():
             tell_left_out(source, self._clashes.get(source, ()), sentences)
         self._clashes = clashes
-        targets = {target.replica.replica: target for _, target in watched}
+        self._targets = targets = {target.replica.replica: target for _, target in watched}
         settings = {
             name: (
                 # Which GPUs serve it and what it is called change nothing in how it is sampled.

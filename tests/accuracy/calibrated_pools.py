@@ -8,11 +8,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from kvheadroom.capacity.calibration import Calibration, with_overhead
 from kvheadroom.capacity.calibration_samples import (
     CalibrationSample,
     Excluded,
+    SampleSource,
+    key_of,
     sample_of_log,
 )
 from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
@@ -127,3 +130,54 @@ def _pool(facts: EngineFacts) -> int:
 def worst(pairs: tuple[Pair, ...]) -> float:
     """The largest error, without its sign."""
     return max(abs(pair.error_ratio) for pair in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """One start whose overhead was carried over from one with other settings; errors as shares of the pool, of the bare estimate as well.
+
+    Attributes:
+        is_within: the measured overhead lies in the carried interval.
+    """
+
+    carried_error_ratio: float
+    raw_error_ratio: float
+    is_within: bool
+
+
+def carried_pairs(*, near: bool) -> tuple[Carried, ...]:
+    """Starts of one model, each from each other of another key.
+
+    Args:
+        near: those that differ in parallel sizes and settings; else those of another GPU or release, as if they were near.
+    """
+    pairs = []
+    every = [(start, key) for start in starts() if not isinstance(key := key_of(start.facts), str)]
+    for (seen, key), (then, other) in permutations(every, 2):
+        if (key.geometry, key.weight_format) != (other.geometry, other.weight_format) or key == other:
+            continue
+        if key.is_near(other) is not near:
+            continue
+        taken = replace(other, parallelism=key.parallelism, settings=key.settings)
+        estimate = then.estimate()
+        sample = CalibrationSample(
+            key=taken,
+            start="seen",
+            source=SampleSource.LOG,
+            overhead_bytes=max(0, round(seen.measured_bytes)),
+            uncertainty_bytes=0,
+            estimated_bytes=seen.estimate().total_bytes,
+            model=seen.line["model"],
+            evidence=seen.line["source"],
+        )
+        found = Calibration.of([sample]).carried(then.facts)
+        assert found is not None
+        pool = then.line["kv_gib"] * GIB
+        pairs.append(
+            Carried(
+                (found.overhead_bytes - then.measured_bytes) / pool,
+                (estimate.total_bytes - then.measured_bytes) / pool,
+                found.low_bytes <= then.measured_bytes <= found.high_bytes,
+            )
+        )
+    return tuple(pairs)

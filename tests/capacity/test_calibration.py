@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.readings import EngineSnapshot
 from kvheadroom.capacity.release_rules import rules_for
-from tests.accuracy.calibrated_pools import public_pairs, worst
+from tests.accuracy.calibrated_pools import carried_pairs, public_pairs, worst
 from tests.capacity.facts_builder import TINY_LLAMA, facts
 
 LLAMA = {
@@ -608,10 +609,25 @@ def test_the_nearest_start_is_carried_over() -> None:
     assert Calibration.of(samples).learned(base) is None
 
 
-def test_another_model_is_not_carried_over() -> None:
+@pytest.mark.parametrize(
+    "changes", [{"config": {**LLAMA, "num_hidden_layers": 31}}, {"gpu": "H200"}, {"version": "0.32.0"}]
+)
+def test_another_model_gpu_or_release_is_not_carried_over(changes: dict[str, Any]) -> None:
     base = of()
-    other = of(config={**LLAMA, "num_hidden_layers": 31})
-    assert Calibration.of([sample(base, rank(base, GIB))]).carried(other) is None
+    assert Calibration.of([sample(base, rank(base, GIB))]).carried(of(**changes)) is None
+
+
+def test_on_public_starts_carrying_helps_between_settings_and_not_between_gpus_or_releases() -> None:
+    near, far = carried_pairs(near=True), carried_pairs(near=False)
+    assert len(near) >= 60
+    assert len(far) >= 200
+    assert median(abs(one.carried_error_ratio) for one in near) < median(
+        abs(one.raw_error_ratio) for one in near
+    )
+    assert median(abs(one.carried_error_ratio) for one in far) > median(
+        abs(one.raw_error_ratio) for one in far
+    )
+    assert sum(one.is_within for one in near) >= 0.95 * len(near)
 
 
 def test_what_was_measured_against_another_estimate_is_not_carried_over() -> None:

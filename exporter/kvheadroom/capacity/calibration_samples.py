@@ -92,6 +92,15 @@ class CalibrationKey:
     release: str
     settings: str
 
+    def is_near(self, other: "CalibrationKey") -> bool:
+        """Whether it differs in parallel sizes and settings at most."""
+        return (self.geometry, self.weight_format, self.gpu, self.release) == (
+            other.geometry,
+            other.weight_format,
+            other.gpu,
+            other.release,
+        )
+
     def differences(self, other: "CalibrationKey") -> tuple[str, ...]:
         """What `other` has differently, for people: `tp4 in place of tp8`; nothing for the same key."""
         changed = []

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+FITTED_LENGTH = "it is auto, so vLLM takes the longest that fits"
+"""Why max_model_len is not clear where it is fitted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:

@@ -174,11 +174,16 @@ def facts_of_start(request: PlanRequest) -> EngineFacts:
     )
 
 
-def plan_deployment(request: PlanRequest) -> DeploymentPlan:
-    """What vLLM would make of this start."""
+def plan_deployment(request: PlanRequest, facts: EngineFacts | None = None) -> DeploymentPlan:
+    """What vLLM would make of this start.
+
+    Args:
+        facts: where more is known of it than the request tells; None: `facts_of_start`.
+    """
     engines = request.operator.flags.get("data_parallel_size", 1)
     fit_length = request.operator.flags.get("max_model_len") == AUTO_LENGTH
-    facts = facts_of_start(request)
+    if facts is None:
+        facts = facts_of_start(request)
     layout = plan_layout(facts)
     planned = layout if isinstance(layout, KvLayout) else None
     budget = plan_budget(facts)

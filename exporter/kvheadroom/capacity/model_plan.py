@@ -13,6 +13,8 @@ from kvheadroom.capacity.article import (
     checkpoint_bytes,
     simple_sum,
 )
+from kvheadroom.capacity.calibrated_plan import CalibratedPlan, calibrate
+from kvheadroom.capacity.calibration import Calibration
 from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, PlanRequest, plan_deployment
 from kvheadroom.capacity.facts import Origin
@@ -28,12 +30,14 @@ class PlannedRow:
         simple: a string says why the sum has no answer.
         simple_plan: the start whose bytes per token the sum takes; another than `plan` where vLLM refuses `plan`.
         bridge: from the sum to vLLM's figures.
+        calibrated: `plan` with what was learned; a string says why nothing was, None: nobody asked.
     """
 
     plan: DeploymentPlan
     simple: SimpleSum | str
     simple_plan: DeploymentPlan
     bridge: tuple[BridgeStep, ...]
+    calibrated: CalibratedPlan | str | None = None
 
     def tokens(self, *, by_sum: bool) -> int | None:
         """Pool tokens of one replica."""
@@ -60,6 +64,11 @@ class PlannedRow:
             return self.plan.outcome is Outcome.STARTS
         length = self.simple_plan.facts.max_model_len
         return not isinstance(self.simple, str) and length is not None and self.simple.starts(length.value)
+
+    @property
+    def starts_as_learned(self) -> bool:
+        """Whether it starts with what was learned, too; what was not learned says nothing against it."""
+        return not isinstance(self.calibrated, CalibratedPlan) or self.calibrated.starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +108,20 @@ class Rung:
     ratio: float | None
 
 
-def plan_model(name: str, where: str, requests: tuple[PlanRequest, ...], *, by_sum: bool) -> ModelPlan:
-    """All rows of one model, and the other ways to use the GPUs of the largest replica."""
-    rows = tuple(_row(request) for request in requests)
+def plan_model(
+    name: str,
+    where: str,
+    requests: tuple[PlanRequest, ...],
+    *,
+    by_sum: bool,
+    calibration: Calibration | None = None,
+) -> ModelPlan:
+    """All rows of one model, and the other ways to use the GPUs of the largest replica.
+
+    Args:
+        calibration: what was learned, to be shown beside each row.
+    """
+    rows = tuple(_row(request, calibration) for request in requests)
     there_is_room = [row for row in rows if row.plan.fleet.replicas > 0]
     widest = max(there_is_room or rows, key=lambda row: row.plan.fleet.gpus_per_replica)
     base = widest.plan
@@ -165,7 +185,7 @@ def _taken_instead(plan: DeploymentPlan) -> str:
     return "nothing else tells the weights"
 
 
-def _row(request: PlanRequest) -> PlannedRow:
+def _row(request: PlanRequest, calibration: Calibration | None) -> PlannedRow:
     plan = plan_deployment(request)
     taken = as_the_sum_takes_it(plan)
     simple = simple_sum(taken)
@@ -174,6 +194,7 @@ def _row(request: PlanRequest) -> PlannedRow:
         simple=simple,
         simple_plan=taken,
         bridge=() if isinstance(simple, str) else bridge(plan, simple),
+        calibrated=None if calibration is None else calibrate(plan, calibration),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvheadroom.capacity.alternatives import TRADES
 from kvheadroom.capacity.article import SimpleSum
+from kvheadroom.capacity.calibrated_plan import CalibratedPlan
 from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
 from kvheadroom.capacity.plan_figures import figures, sum_figures
@@ -56,19 +57,20 @@ def _model(model: ModelPlan) -> dict[str, Any]:
                 "ratio": other.ratio,
                 "kind": str(other.kind),
                 "trade": TRADES[other.kind],
-                **_plan(other.plan),
+                **plan_fields(other.plan),
             }
             for other in model.others
         ],
-        "alternatives_to": _plan(model.others_than),
+        "alternatives_to": plan_fields(model.others_than),
     }
 
 
 def _row(row: PlannedRow) -> dict[str, Any]:
     return {
         "label": row.plan.label,
-        **_plan(row.plan),
+        **plan_fields(row.plan),
         "article": _simple(row),
+        "calibrated": None if row.calibrated is None else calibrated_json(row.calibrated),
         "bridge": [asdict(step) for step in row.bridge],
         "figures": [asdict(figure) for figure in figures(row.plan)],
         "assumed": dict(row.plan.facts.assumed()),
@@ -76,7 +78,61 @@ def _row(row: PlannedRow) -> dict[str, Any]:
     }
 
 
-def _plan(plan: DeploymentPlan) -> dict[str, Any]:
+CALIBRATED_KEYS = (
+    "reason",
+    "overhead_bytes",
+    "overhead_low_bytes",
+    "overhead_high_bytes",
+    "starts_measured",
+    "reliability",
+    "clamp",
+    "differences",
+    "note",
+    "outcome",
+    "outcome_reason",
+    "is_sure",
+    "kv_bytes_per_gpu",
+    "num_blocks",
+    "kv_cache_size_tokens",
+    "kv_cache_size_tokens_fewest",
+    "kv_cache_size_tokens_most",
+    "estimated_max_model_len",
+    "sessions",
+)
+"""Keys of what was learned; all null but `reason` where nothing was."""
+
+
+def calibrated_json(calibrated: CalibratedPlan | str) -> dict[str, Any]:
+    """A start with what was learned."""
+    if isinstance(calibrated, str):
+        return dict.fromkeys(CALIBRATED_KEYS) | {"reason": calibrated}
+    learned, plan, pool = calibrated.learned, calibrated.plan, calibrated.plan.pool
+    _, fewest, most = calibrated.tokens
+    return {
+        "reason": None,
+        "overhead_bytes": learned.overhead_bytes,
+        "overhead_low_bytes": learned.low_bytes,
+        "overhead_high_bytes": learned.high_bytes,
+        "starts_measured": learned.samples,
+        "reliability": str(learned.reliability),
+        "clamp": None if learned.clamp is None else str(learned.clamp),
+        "differences": list(learned.differences),
+        "note": learned.note,
+        "outcome": str(plan.outcome),
+        "outcome_reason": plan.reason or None,
+        "is_sure": calibrated.is_sure,
+        "kv_bytes_per_gpu": plan.kv_bytes,
+        "num_blocks": None if pool is None else pool.num_blocks,
+        "kv_cache_size_tokens": None if pool is None else pool.pool_tokens,
+        "kv_cache_size_tokens_fewest": fewest,
+        "kv_cache_size_tokens_most": most,
+        "estimated_max_model_len": None if pool is None else pool.longest_bootable,
+        "sessions": [asdict(fit) for fit in calibrated.fits],
+    }
+
+
+def plan_fields(plan: DeploymentPlan) -> dict[str, Any]:
+    """One start."""
     layout, pool, sizes = plan.layout, plan.pool, plan.facts.parallelism
     return {
         "flags": dict(plan.request.operator.flags),

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from kvheadroom.capacity.calibrated_plan import CalibratedPlan, calibrated_figures
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
 from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
 from kvheadroom.capacity.plan_figures import Figure, figures, sum_figures
 from kvheadroom.outputs.numbers import count, signed
+from kvheadroom.outputs.plan_calibrated import calibrated_table, verdict_as_learned
 from kvheadroom.outputs.plan_tables import (
     GB,
     GIB,
@@ -38,7 +40,7 @@ WITHOUT_MODEL = (
 def is_answered(models: Sequence[ModelPlan], *, by_sum: bool) -> bool:
     """Whether every row starts, and no length was asked for that is above max_model_len."""
     return all(
-        row.starts(by_sum=by_sum) and not row.too_long(by_sum=by_sum)
+        row.starts(by_sum=by_sum) and row.starts_as_learned and not row.too_long(by_sum=by_sum)
         for model in models
         for row in model.rows
     )
@@ -56,6 +58,7 @@ def plan_report(models: Sequence[ModelPlan], *, by_sum: bool, explain: bool) -> 
         for table in tables:
             yield ""
             yield from table(model)
+        yield from calibrated_table(model)
         yield from lengths_table(model)
         yield from bridges(model)
         yield from others(model)
@@ -73,7 +76,8 @@ def _answers(model: ModelPlan, *, by_sum: bool) -> Iterator[str]:
     for row in model.rows:
         head = f"{row.plan.label} on {_gpus(row.plan)}: "
         said = _answer_by_sum(row) if by_sum else _answer(row)
-        yield from wrapped(head + said, "", "  ")
+        learned = f" {verdict_as_learned(row)}" if isinstance(row.calibrated, CalibratedPlan) else ""
+        yield from wrapped(head + said + learned, "", "  ")
 
 
 def _gpus(plan: DeploymentPlan) -> str:
@@ -158,13 +162,18 @@ def _weights(model: ModelPlan) -> str:
 def _explained(row: PlannedRow) -> Iterator[str]:
     yield f"Every figure of {row.plan.label} as vLLM makes it, in its order"
     for figure in figures(row.plan):
-        yield from _figure(figure)
+        yield from figure_lines(figure)
+    if isinstance(row.calibrated, CalibratedPlan):
+        yield ""
+        yield f"Every figure of {row.plan.label} that is another one with what was learned"
+        for figure in calibrated_figures(row.plan, row.calibrated):
+            yield from figure_lines(figure)
     if isinstance(row.simple, str):
         return
     yield ""
     yield f"Every figure of {row.plan.label} by the sum on paper"
     for figure in sum_figures(row.simple, tuple(fit.session_tokens for fit in row.simple_plan.fits)):
-        yield from _figure(figure)
+        yield from figure_lines(figure)
     if row.bridge:
         yield ""
         yield "From one to the other, in bytes for KV of one GPU and tokens of one engine"
@@ -178,7 +187,8 @@ def _explained(row: PlannedRow) -> Iterator[str]:
         yield f"      {changes}{step.kv_bytes:,} B, {step.tokens:,} tokens"
 
 
-def _figure(figure: Figure) -> Iterator[str]:
+def figure_lines(figure: Figure) -> Iterator[str]:
+    """One figure with its formula and source."""
     values = figure.value if isinstance(figure.value, tuple) else (figure.value,)
     texts = [_precise(value) if isinstance(value, int | float) else str(value) for value in values]
     if len(texts) > 1:

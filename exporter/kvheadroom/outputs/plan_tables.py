@@ -18,7 +18,7 @@ MOST_BRIDGES = 3
 def vllm_table(model: ModelPlan) -> Iterator[str]:
     """What vLLM does with each row."""
     release = model.rows[0].plan.facts.rules.taken_from
-    length = _shown_length(model)
+    length = shown_length(model)
     yield f"What vLLM {'.'.join(map(str, release))} does: sessions of {length:,} tokens (bytes per GPU, tokens per engine)"
     heads = (
         "",
@@ -98,11 +98,11 @@ def sum_table(model: ModelPlan) -> Iterator[str]:
     one = simples[0]
     yield from wrapped(
         f"The sum on paper: {one.hbm_bytes / GB:g} GB x {one.utilization:g} - {one.overhead_bytes / GB:g} GB - weights / TP, "
-        f"over {one.bytes_per_token:,.0f} B per token, without blocks: sessions of {_shown_length(model):,} tokens",
+        f"over {one.bytes_per_token:,.0f} B per token, without blocks: sessions of {shown_length(model):,} tokens",
         "",
         "  ",
     )
-    length = _shown_length(model)
+    length = shown_length(model)
     heads = (
         "",
         "weights GB",
@@ -146,7 +146,8 @@ def sum_table(model: ModelPlan) -> Iterator[str]:
         yield from wrapped(note, "  ", "    ")
 
 
-def _shown_length(model: ModelPlan) -> int:
+def shown_length(model: ModelPlan) -> int:
+    """The length that sessions are shown of."""
     for row in model.rows:
         for plan in (row.plan, row.simple_plan):
             if plan.fits:

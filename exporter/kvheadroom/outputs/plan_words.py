@@ -6,7 +6,7 @@ from typing import Any
 # `gpu: H200`, `overhead_gb`, `flags: {max_num_batched_tokens: N}`
 _SETTING = re.compile(
     r"`(?:flags: \{(?P<flag>\w+): (?P<flag_value>[^}`]+)\}"
-    r"|(?P<name>gpu|hbm_bytes|overhead_gb|session_tokens|weights_bytes)(?:: (?P<value>[^`]+))?)`"
+    r"|(?P<name>api_key_file|gpu|hbm_bytes|overhead_gb|session_tokens|weights_bytes)(?:: (?P<value>[^`]+))?)`"
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvheadroom.capacity.command_line import CommandLine
+from kvheadroom.capacity.command_line import FITTED_LENGTH, CommandLine
 from kvheadroom.capacity.facts import AUTO_LENGTH
 from kvheadroom.capacity.flag_numbers import readable_int
 from kvheadroom.sources.vllm_arguments import unmodelled
@@ -136,7 +136,7 @@ class _Reading:
         self._add_backend(found)
         if found.get("max_model_len") == AUTO_LENGTH:
             del found["max_model_len"]
-            self.unclear["max_model_len"] = "it is auto, so vLLM takes the longest that fits"
+            self.unclear["max_model_len"] = FITTED_LENGTH
         if self.text("performance_mode") == "throughput" and "max_num_batched_tokens" not in found:
             self.unclear["max_num_batched_tokens"] = "performance_mode throughput makes the default larger"
         return {name: value for name, value in found.items() if name not in self.unclear}
