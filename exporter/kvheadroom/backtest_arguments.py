@@ -1,18 +1,24 @@
 """The `backtest` command's arguments, and the order that they are."""
 
 import argparse
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.lab.backtest.events import SCALES
+from kvheadroom.prometheus_arguments import (
+    OF_A_PROMETHEUS,
+    add_history_arguments,
+    read_api,
+    read_every,
+    read_range,
+    read_seconds,
+    read_select,
+)
 
 if TYPE_CHECKING:
     from kvheadroom.lab.backtest.run import Order, PrometheusOrder
-
-YEAR_SECONDS = 365 * 86_400.0
 
 DESCRIPTION = """\
 Would this alert have helped? Runs recordings, or the history that a Prometheus has, through the daemon's own code
@@ -49,7 +55,7 @@ def add_backtest_arguments(backtest: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="recordings (`kvheadroom record`); may be given several times",
     )
-    _add_prometheus(backtest)
+    add_history_arguments(backtest, "score the history of every vLLM server that this Prometheus has")
     backtest.add_argument(
         "--rules",
         type=Path,
@@ -81,36 +87,6 @@ def add_backtest_arguments(backtest: argparse.ArgumentParser) -> None:
     backtest.add_argument("--json", action="store_true", help="JSON on standard output")
 
 
-def _add_prometheus(backtest: argparse.ArgumentParser) -> None:
-    backtest.add_argument(
-        "--prometheus", metavar="URL", help="score the history of every vLLM server that this Prometheus has"
-    )
-    backtest.add_argument("--range", metavar="TIME", help="how far back from now (default 7d)")
-    backtest.add_argument(
-        "--select",
-        metavar="MATCHERS",
-        help='only these servers, as in PromQL: \'namespace="llm",job=~"vllm.*"\'',
-    )
-    backtest.add_argument(
-        "--state",
-        type=Path,
-        metavar="FOLDER",
-        help="keep there what was fetched, and go on with it next time",
-    )
-    backtest.add_argument(
-        "--bearer-token-file", type=Path, metavar="FILE", help="holds the token that this Prometheus asks for"
-    )
-    backtest.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="certificates (PEM) of the authority of its https:// address",
-    )
-
-
-_FOR_PROMETHEUS = ("range", "select", "state", "bearer_token_file", "ca_file")
-
-
 def read_order(arguments: argparse.Namespace) -> "Order":
     """The order.
 
@@ -124,15 +100,14 @@ def read_order(arguments: argparse.Namespace) -> "Order":
     if arguments.recording and arguments.prometheus is not None:
         raise OperatorError("backtest: give either --recording or --prometheus")
     of_recordings = arguments.prometheus is None
-    for name in _FOR_PROMETHEUS:
+    for name in OF_A_PROMETHEUS:
         if of_recordings and getattr(arguments, name) is not None:
             raise OperatorError(f"--{name.replace('_', '-')}: is for --prometheus URL")
     scale = SCALES[arguments.scale or ("small" if of_recordings else "production")]
     if arguments.horizon is not None:
-        scale = replace(scale, horizon_seconds=_seconds("--horizon", arguments.horizon, 1.0))
+        scale = replace(scale, horizon_seconds=read_seconds("--horizon", arguments.horizon, 1.0))
     every = arguments.every or ("1s" if of_recordings else "15s")
-    # Prometheus counts in milliseconds.
-    every_seconds = round(_seconds("--every", every, 0.1), 3)
+    every_seconds = read_every(every)
     return Order(
         recordings=tuple(arguments.recording),
         prometheus=None if of_recordings else _read_prometheus(arguments, every_seconds),
@@ -144,59 +119,12 @@ def read_order(arguments: argparse.Namespace) -> "Order":
 
 
 def _read_prometheus(arguments: argparse.Namespace, every_seconds: float) -> "PrometheusOrder":
-    from kvheadroom.access_settings import base_url
     from kvheadroom.lab.backtest.daemon_run import MAX_TICKS
     from kvheadroom.lab.backtest.run import PrometheusOrder
-    from kvheadroom.sources.prometheus_api import PrometheusApi
 
-    try:
-        url = base_url(arguments.prometheus)
-    except ValueError as error:
-        raise OperatorError(f"--prometheus: {error}") from error
-    range_seconds = _seconds("--range", arguments.range or "7d", 1.0)
-    if range_seconds / every_seconds >= MAX_TICKS:
-        raise OperatorError(f"--range: with this --every it has more than {MAX_TICKS:,} ticks")
-    authority, token = arguments.ca_file, arguments.bearer_token_file
-    if authority is not None and "-----BEGIN CERTIFICATE-----" not in _text("--ca-file", authority):
-        raise OperatorError(f"--ca-file: {authority} holds no certificate (PEM)")
     return PrometheusOrder(
-        api=PrometheusApi(
-            url=url,
-            token=None if token is None else _one_line("--bearer-token-file", token),
-            ca_file=authority,
-        ),
-        range_seconds=range_seconds,
-        select=(arguments.select or "").strip().removeprefix("{").removesuffix("}"),
+        api=read_api(arguments),
+        range_seconds=read_range(arguments, every_seconds, MAX_TICKS),
+        select=read_select(arguments),
         state=arguments.state,
     )
-
-
-def _one_line(option: str, path: Path) -> str:
-    text = _text(option, path).strip()
-    if not text or not text.isascii() or not text.isprintable():
-        raise OperatorError(f"{option}: {path} must hold one line of printable ASCII")
-    return text
-
-
-def _text(option: str, path: Path) -> str:
-    from kvheadroom.strict_yaml import read_small_file
-
-    try:
-        return read_small_file(path)
-    except OSError as error:
-        raise OperatorError(f"{option}: {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise OperatorError(f"{option}: {path} is no text") from error
-
-
-def _seconds(option: str, text: str, least: float) -> float:
-    from kvheadroom.config import validate_duration
-
-    shown = text
-    days = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([dw])\s*", text)
-    if days is not None:
-        text = f"{float(days[1]) * {'d': 24, 'w': 168}[days[2]]:f}h"
-    try:
-        return validate_duration(text, least, YEAR_SECONDS)
-    except OperatorError as error:
-        raise OperatorError(f"{option}: {error}".replace(repr(text), repr(shown))) from error

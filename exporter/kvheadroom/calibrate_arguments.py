@@ -8,14 +8,23 @@ from kvheadroom.argument_readers import gpu_name, release, whole_number
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.plan_arguments import SINGLE, SWEPT, SWITCHES
+from kvheadroom.prometheus_arguments import (
+    OF_A_PROMETHEUS,
+    add_history_arguments,
+    read_api,
+    read_every,
+    read_range,
+    read_select,
+)
 
 if TYPE_CHECKING:
     from kvheadroom.calibrator import LogOrder
+    from kvheadroom.history_calibrator import HistoryOrder
 
 DESCRIPTION = """\
 How much of a GPU is neither weights nor KV cache, measured on starts that really happened: from what vLLM printed
-while it started, or from one look at the servers that run. The next plan or prediction of such an engine can take it
-in place of the estimate.
+while it started, from the history that a Prometheus has, or from one look at the servers that run. The next plan or
+prediction of such an engine can take it in place of the estimate.
 """
 
 EXAMPLES = """\
@@ -26,6 +35,7 @@ examples:
   kubectl logs POD | kvheadroom calibrate --log - --gpu B200 --json
   kvheadroom calibrate --config kvheadroom.yaml --out learned.json
   kvheadroom calibrate --target http://host:8000
+  kvheadroom calibrate --prometheus http://prometheus:9090 --range 7d --state history --out learned.json
 
 --log: each start in a log is one measurement: budget - weights as they are predicted - what was left for the KV cache.
 The log tells the release, the model, its arguments and what each GPU has; config.json is looked for under the model's
@@ -36,6 +46,13 @@ startup complete`; level INFO is enough.
 
 --target, --config: each engine that runs is one measurement, by the blocks of its pool. Without any of these options:
 the vLLM servers of this machine.
+
+--prometheus: each start that kvheadroom measured in the range (kvheadroom_overhead_sample_bytes) is one measurement. With
+--config FILE and --vllm-version X.Y.Z so is each start that vLLM's own metrics tell of, from before kvheadroom ran: the
+config gives model, GPU and flags of the replica at the host:port that Prometheus has as `instance`; the release has to be
+that of all of them, so narrow --select and --range to it. It is fetched part by part: with --state FOLDER what was answered
+is kept, and the same command goes on with it after Ctrl-C or an outage. Starts that may have run while nothing was answered
+are left out.
 
 Left out and counted are starts that failed or are not to the end in the log, GPUs that others used, engines that sleep or
 are starting, pools that a flag sized, and figures that cannot be. Of several starts of one kind the median is taken; the
@@ -77,6 +94,7 @@ def add_calibrate_arguments(calibrate: argparse.ArgumentParser) -> None:
         help="a running vLLM server, e.g. http://host:8000; may be given several times",
     )
     where.add_argument("--config", type=Path, metavar="FILE", help="the running servers of this YAML config")
+    add_prometheus_arguments(calibrate.add_argument_group("or the history of a Prometheus"))
     calibrate.add_argument(
         "--out", type=Path, metavar="FILE", help="keep the measurements there, with those of earlier runs"
     )
@@ -97,7 +115,10 @@ def add_calibrate_arguments(calibrate: argparse.ArgumentParser) -> None:
         help="folder, config.json, or name on the hub (default: the name in the log)",
     )
     logs.add_argument(
-        "--vllm-version", type=release, metavar="X.Y.Z", help="release, where the log does not tell it"
+        "--vllm-version",
+        type=release,
+        metavar="X.Y.Z",
+        help="release, where the log does not tell it; vLLM's own metrics in a Prometheus never do",
     )
     flags = calibrate.add_argument_group("vLLM's flags, where the log does not tell them")
     for options, name, read, text in _WITH_VALUE:
@@ -106,8 +127,58 @@ def add_calibrate_arguments(calibrate: argparse.ArgumentParser) -> None:
         flags.add_argument(*options, dest=name, action=argparse.BooleanOptionalAction, help=text)
 
 
+def add_prometheus_arguments(history: "argparse._ActionsContainer") -> None:
+    """A history, as a source of starts."""
+    add_history_arguments(
+        history, "what kvheadroom measured, as this Prometheus has it; with --config vLLM's own metrics too"
+    )
+    history.add_argument(
+        "--every",
+        metavar="TIME",
+        help="between two looks at the history (default 60s); what was seen once is left out",
+    )
+
+
 _FLAGS = (*(name for _, name, _, _ in _WITH_VALUE), *(name for _, name, _ in SWITCHES))
 _FOR_LOGS = ("gpu", "hbm_bytes", "model", "vllm_version", *_FLAGS)
+
+
+def read_history_order(arguments: argparse.Namespace) -> "HistoryOrder | None":
+    """The order; None where no Prometheus is named.
+
+    Raises:
+        OperatorError: options that do not go together, or one that cannot be.
+    """
+    given = vars(arguments)
+    if arguments.prometheus is None:
+        for name in (*OF_A_PROMETHEUS, "every"):
+            if given[name] is not None:
+                raise OperatorError(f"--{name.replace('_', '-')}: is for --prometheus URL")
+        return None
+    if arguments.log or arguments.target:
+        raise OperatorError("calibrate: give either --log, --target or --prometheus")
+    for name in _FOR_LOGS:
+        if given[name] is not None and name != "vllm_version":
+            raise OperatorError(
+                f"--{name.replace('_', '-')}: is for --log FILE; of a history it stands in the config"
+            )
+    if arguments.vllm_version is not None and arguments.config is None:
+        raise OperatorError(
+            "--vllm-version: of a history it is for --config FILE; what kvheadroom measured tells it"
+        )
+    from kvheadroom.config import load_config
+    from kvheadroom.history_calibrator import MOST_TICKS, HistoryOrder
+
+    every_seconds = read_every(arguments.every or "60s")
+    return HistoryOrder(
+        api=read_api(arguments),
+        range_seconds=read_range(arguments, every_seconds, MOST_TICKS),
+        every_seconds=every_seconds,
+        select=read_select(arguments),
+        state=arguments.state,
+        config=None if arguments.config is None else load_config(arguments.config),
+        version=arguments.vllm_version,
+    )
 
 
 def read_log_order(arguments: argparse.Namespace) -> "LogOrder | None":

@@ -22,7 +22,7 @@ from kvheadroom.backtest_arguments import EXAMPLES as BACKTEST_EXAMPLES
 from kvheadroom.backtest_arguments import add_backtest_arguments, read_order
 from kvheadroom.calibrate_arguments import DESCRIPTION as CALIBRATE_DESCRIPTION
 from kvheadroom.calibrate_arguments import EXAMPLES as CALIBRATE_EXAMPLES
-from kvheadroom.calibrate_arguments import add_calibrate_arguments, read_log_order
+from kvheadroom.calibrate_arguments import add_calibrate_arguments, read_history_order, read_log_order
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.plan_arguments import (
     DESCRIPTION,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvheadroom.capacity.calibration_run import Looked
     from kvheadroom.capacity.readings import Scrape, SourceFailure
     from kvheadroom.config import Config
+    from kvheadroom.history_calibrator import HistoryOrder
 
 T = TypeVar("T")
 
@@ -497,7 +498,8 @@ def _backtest(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    order = read_log_order(arguments)
+    history = read_history_order(arguments)
+    order = read_log_order(arguments) if history is None else None
 
     from kvheadroom.calibrator import calibrate, known_before, look_at_logs
     from kvheadroom.outputs.calibration_json import calibration_document
@@ -506,7 +508,12 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from kvheadroom.planner import ModelUnavailableError
 
     before = known_before(arguments.out)
-    if order is None:
+    if history is not None:
+        found = _look_at_history(history)
+        if found is None:
+            return INTERRUPTED
+        looked = found
+    elif order is None:
         looked = _look_at_fleet(arguments)
     else:
         stdin = None if sys.stdin is None else sys.stdin.buffer
@@ -522,6 +529,24 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         for line in calibration_report(run):
             print(line)
     return OK if run.is_complete else INCOMPLETE
+
+
+def _look_at_history(order: "HistoryOrder") -> "Looked | None":
+    """What a Prometheus has; None where it was broken off."""
+    import time
+
+    from kvheadroom.history_calibrator import look_at_history
+
+    progress = _Progress()
+    # From here on Ctrl-C, or `timeout`, removes what was kept meanwhile.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        return look_at_history(order, time.time(), progress.report)
+    except KeyboardInterrupt:
+        return None
+    finally:
+        progress.end()
 
 
 def _look_at_fleet(arguments: argparse.Namespace) -> "Looked":

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.sources import prometheus_api as module
-from kvheadroom.sources.prometheus_api import PrometheusApi, RangeAnswer, RangeSeries
+from kvheadroom.sources.prometheus_api import AskedToWait, PrometheusApi, RangeAnswer, RangeSeries
 from tests.doubles.http_server import Answer, http_server, make_certificate, text_answer
 from tests.doubles.prometheus_api import Asked, matrix, prometheus_api, refusal
 
@@ -122,6 +123,41 @@ def test_an_answer_that_is_none_is_a_failure_with_its_reason(
     answer: Answer, reason: str, detail: str
 ) -> None:
     assert fails(answer) == (reason, detail)
+
+
+def saying(status: int, retry_after: str) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        request.send_header("Retry-After", retry_after)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    return answer
+
+
+def test_a_server_that_has_had_too_many_requests_says_when_to_come_again() -> None:
+    assert ask(saying(429, " 7 ")) == AskedToWait(
+        "prometheus",
+        FailureReason.UNAVAILABLE,
+        "it has had too many requests from here (429) and asks to wait 7 s",
+        seconds=7.0,
+    )
+    long = ask(saying(503, "4000"))
+    assert isinstance(long, AskedToWait)
+    assert (long.seconds, long.detail) == (4000.0, "it is not available (503) and asks to wait 4,000 s")
+    until = ask(saying(429, formatdate(time.time() + 30, usegmt=True)))
+    assert isinstance(until, AskedToWait)
+    assert 25 < until.seconds <= 30
+    passed = ask(saying(429, formatdate(time.time() - 30, usegmt=True)))
+    assert isinstance(passed, AskedToWait)
+    assert passed.seconds == 0.0
+
+
+@pytest.mark.parametrize("retry_after", ["", "soon", "-3", "\u00b2", "Wed, 99 Foo 2026 25:00:00 GMT"])
+def test_a_time_to_wait_that_is_none_is_not_waited_for(retry_after: str) -> None:
+    assert ask(saying(429, retry_after)) == SourceFailure(
+        "prometheus", FailureReason.UNAVAILABLE, "it has had too many requests from here (429)"
+    )
 
 
 def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

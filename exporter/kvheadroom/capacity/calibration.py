@@ -12,7 +12,6 @@ from statistics import median
 
 from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample, key_of
 from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
-from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.capacity.overhead import MOST_TOO_HIGH, MOST_TOO_LOW, estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.prediction import PredictedPool, Prediction, predict
@@ -135,7 +134,7 @@ class Calibration:
         these = [sample for sample in these if not sample.is_cold] or these
         if not these:
             return None
-        widths = _half_widths_of(_bytes_of(key)) if facts is None else _half_widths(facts)
+        widths = _half_widths_of(key.gpu_bytes or 0) if facts is None else _half_widths(facts)
         return _bounded(_fit(these, *widths), facts, weights)
 
     def carried(self, facts: EngineFacts) -> LearnedOverhead | None:
@@ -208,14 +207,6 @@ def _half_widths(facts: EngineFacts) -> tuple[int, int]:
 
 def _half_widths_of(total_bytes: int) -> tuple[int, int]:
     return round(MOST_TOO_HIGH * total_bytes), round(MOST_TOO_LOW * total_bytes)
-
-
-def _bytes_of(key: CalibrationKey) -> int:
-    """The memory of the GPU of a key; 0 where its name leaves that open."""
-    if key.gpu in GPUS:
-        return GPUS[key.gpu].cuda_total_bytes or 0
-    number = key.gpu.partition(" ")[0]
-    return int(number) if number.isdecimal() else 0
 
 
 def _bounded(

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.layers import IndexerLayer
 from kvheadroom.capacity.logged_start import (
@@ -91,6 +92,16 @@ class CalibrationKey:
     parallelism: str
     release: str
     settings: str
+
+    @property
+    def gpu_bytes(self) -> int | None:
+        """Memory of its GPU, by the catalogue or as the name says it; None where that leaves it open."""
+        if self.gpu in GPUS:
+            return GPUS[self.gpu].cuda_total_bytes
+        size, _, unit = self.gpu.partition(" ")
+        return (
+            int(size) if unit == "bytes" and size.isascii() and size.isdecimal() and len(size) < 20 else None
+        )
 
     def is_near(self, other: "CalibrationKey") -> bool:
         """Whether it differs in parallel sizes and settings at most."""

@@ -6,7 +6,10 @@ redirects are not followed.
 
 import json
 import math
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,17 @@ class RangeSeries:
 
     labels: dict[str, str]
     values: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedToWait(SourceFailure):
+    """A server that says when it may be asked again (`Retry-After`).
+
+    Attributes:
+        seconds: to wait until then.
+    """
+
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ class PrometheusApi:
                         limit = f"the answer is larger than {MAX_BODY_BYTES // 1024**2} MiB; {_NARROWER}"
                         return _failed(FailureReason.TOO_LARGE, limit)
                 if response.status_code != 200:
-                    return _refused(response.status_code, bytes(content))
+                    return _refused(response.status_code, response.headers, bytes(content))
                 return bytes(content)
         except requests.exceptions.SSLError as error:
             detail = (
@@ -125,7 +139,7 @@ def _failed(reason: FailureReason, detail: str) -> SourceFailure:
     return SourceFailure(SOURCE, reason, detail)
 
 
-def _refused(status: int, body: bytes) -> SourceFailure:
+def _refused(status: int, headers: Mapping[str, str], body: bytes) -> SourceFailure:
     """A status other than 200: Prometheus says why in its body."""
     document = _document(body)
     said = document.get("error") if document is not None else None
@@ -140,9 +154,25 @@ def _refused(status: int, body: bytes) -> SourceFailure:
         return _failed(
             FailureReason.NOT_FOUND, "there is no /api/v1/query_range; is this Prometheus's address?"
         )
-    if status >= 500:
-        return _failed(FailureReason.UNAVAILABLE, f"it is not available ({status}){why}")
+    if status == 429 or status >= 500:
+        what = "it has had too many requests from here" if status == 429 else "it is not available"
+        seconds = _seconds_to_wait(headers.get("Retry-After", ""))
+        if seconds is None:
+            return _failed(FailureReason.UNAVAILABLE, f"{what} ({status}){why}")
+        told = f"{what} ({status}) and asks to wait {seconds:,.0f} s{why}"
+        return AskedToWait(SOURCE, FailureReason.UNAVAILABLE, told, seconds=seconds)
     return _failed(FailureReason.HTTP_STATUS, f"it answered with status {status}{why}")
+
+
+def _seconds_to_wait(text: str) -> float | None:
+    """Of a `Retry-After`: seconds, or the date until when (RFC 9110, 10.2.3); None where it is neither."""
+    text = text.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 def _document(body: bytes) -> dict[str, Any] | None:

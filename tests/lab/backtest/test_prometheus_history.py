@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from kvheadroom.capacity.errors import OperatorError
-from kvheadroom.lab.backtest import prometheus_history as module
 from kvheadroom.lab.backtest.daemon_run import run_recording
 from kvheadroom.lab.backtest.events import PRODUCTION, SMALL
 from kvheadroom.lab.backtest.histories import ALWAYS_WANTED, History
@@ -17,6 +16,7 @@ from kvheadroom.lab.backtest.history_folder import Wanted
 from kvheadroom.lab.backtest.prometheus_history import Fetched, fetch_history
 from kvheadroom.lab.backtest.results import EngineResult, score_history
 from kvheadroom.lab.recordings import read_recording
+from kvheadroom.sources import prometheus_parts as module
 from kvheadroom.sources.prometheus_api import PrometheusApi
 from tests.doubles.http_server import Answer, text_answer
 from tests.doubles.prometheus_api import Asked, instants, matrix, prometheus_api, refusal
@@ -415,6 +415,15 @@ def _until(end: float, value: Callable[[float], str | None]) -> Callable[[float]
 
 def _from(start: float, value: Callable[[float], str | None]) -> Callable[[float], str | None]:
     return lambda at: value(at) if at >= start else None
+
+
+def test_a_restart_is_known_by_the_start_of_its_process(tmp_path: Path) -> None:
+    values = STEADY | {"process_start_time_seconds": lambda at: "1799990000" if at < -100 else "1799999900.5"}
+    with prometheus_api(telling(values, LABELS | {"pod": "a"})) as (url, _):
+        [history] = histories(fetch(url, tmp_path))
+    assert [problem for problem in history.problems if "restart" in problem] == [
+        "gpu-7:8000: at 200.0 s restarted: its process started anew"
+    ]
 
 
 def test_where_only_kvheadroom_was_scraped_its_metrics_are_the_history(tmp_path: Path) -> None:

@@ -20,13 +20,14 @@ from kvheadroom.capacity.readings import (
     VllmPage,
 )
 from kvheadroom.lab.backtest.events import EngineSample, find_stretches
-from kvheadroom.lab.backtest.histories import EngineHistory, History, Series, gap_problems, ticks_in
+from kvheadroom.lab.backtest.histories import EngineHistory, History, Series, gap_problems
 from kvheadroom.lab.backtest.recorded_samples import all_samples, interval_seconds, sample_of
 from kvheadroom.lab.recording_lines import Entry
 from kvheadroom.lab.recordings import GAP_INTERVALS, Playback, Recording
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.sampler import ReplicaSampler, ReplicaSources, Resolution
 from kvheadroom.outputs.prometheus import exposition
+from kvheadroom.sources.prometheus_parts import ticks_in
 from kvheadroom.sources.vllm_metrics import parse_page
 
 MAX_TICKS = 2_000_000

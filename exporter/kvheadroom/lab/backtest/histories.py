@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvheadroom.lab.backtest.events import EngineSample, Stretch
+from kvheadroom.sources.prometheus_parts import ticks_in
 
 PROBABILITY = "kvheadroom_forecast_preemption_probability_ratio"
 """Of every forecast; where it is absent there is none."""
@@ -73,11 +74,6 @@ class History:
     def num_ticks(self) -> int:
         """How many there are."""
         return ticks_in(self.duration_seconds, self.every_seconds)
-
-
-def ticks_in(seconds: float, every_seconds: float) -> int:
-    """How many ticks a time has, both its ends included."""
-    return int(seconds / every_seconds + 1e-6) + 1
 
 
 def gap_problems(

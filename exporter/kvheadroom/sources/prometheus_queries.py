@@ -10,7 +10,7 @@ from kvheadroom.sources.prometheus_api import RangeSeries
 
 _OF_TARGET = frozenset({"job", "instance"})
 _LABEL = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
-_START = "process_start_time_seconds"
+START = "process_start_time_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Origin:
         present = f"{self.present}{{{select}}}"
         queries = {name: f"{told}{{{select}}}" for name, told in self.renamed.items()}
         if self.kept is None:
-            queries[_START] = f"{_START} and on (job, instance) {present}"
+            queries[START] = f"{START} and on (job, instance) {present}"
             for name in sorted(set(rule_metrics) - queries.keys() - {"up"}):
                 if name.startswith("vllm:"):
                     queries[name] = f"{name}{{{select}}}"
@@ -56,10 +56,12 @@ class Origin:
         return tuple(labels.get(name, "") for name in self.server_labels)
 
     def series_text(self, name: str, labels: Mapping[str, str]) -> str:
-        """A series as it stands on a page.
+        """A series as it stands on a page: the start of the process without labels, as the daemon looks for it.
 
         A name that no page could have before Prometheus 3 (`k8s.pod.name`) was put there by Prometheus: vLLM has none.
         """
+        if name == START:
+            return name
         kept = {
             key: value
             for key, value in labels.items()
