@@ -214,3 +214,16 @@ def test_a_file_that_cannot_be_used_ends_with_2_and_the_reason(
     assert (run.returncode, run.stdout) == (2, "")
     assert f"kvheadroom: --calibration: {file}: " in run.stderr
     assert words in run.stderr
+
+
+def test_what_a_file_holds_reaches_no_terminal_as_it_is(tmp_path: Path) -> None:
+    hostile = replace(sample(4_000_000_000), model="m\x1b[2J\x07")
+    other = replace(hostile.key, geometry="LlamaForCausalLM 0", settings="max_num_seqs=\x1b[31m")
+    near = replace(sample(4_000_000_000, start="b"), key=replace(hostile.key, settings=other.settings))
+    for samples in ([replace(hostile, key=other)], [near]):
+        folder = tmp_path / samples[0].start
+        folder.mkdir()
+        text = plan(str(tiny(folder)), "--gpu", "H100", "--calibration", learned(folder, *samples))
+        told = text.stdout + text.stderr
+        assert "\N{REPLACEMENT CHARACTER}[" in told
+        assert all(c.isprintable() or c == "\n" for c in told)

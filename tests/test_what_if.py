@@ -379,3 +379,11 @@ def test_the_demos_replay_can_be_asked() -> None:
     assert answer["from"]["observed"]["kv_cache_size_tokens"] == 12_288
     assert answer["rows"][0]["plan"]["kv_cache_size_tokens"] == 12_288
     assert answer["rows"][0]["sessions"][0]["of_engine"] == 192 / 16
+
+
+def test_what_a_server_calls_its_model_reaches_no_terminal_as_it_is(tmp_path: Path) -> None:
+    server = gpu_server(BLOCKS, root=tiny(tmp_path), max_model_len=16_384, name="e\x1b[2J\x07vil")
+    with http_server(server) as (url, _):
+        text = plan_from(url, "--runs-with", ON_H100, "--gpu-memory-utilization", "0.8").stdout
+    assert "e\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}vil on vLLM 0.33.0" in text
+    assert all(c.isprintable() or c == "\n" for c in text)

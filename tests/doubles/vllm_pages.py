@@ -32,17 +32,19 @@ def gpu_server(
     max_model_len: int,
     version: str = "0.33.0",
     asleep: bool = False,
+    name: str = "served",
     **labels: object,
 ) -> dict[str, Answer]:
     """One engine for each of `num_blocks`.
 
     Args:
         root: of /v1/models.
+        name: of the model.
         labels: of cache_config_info, in place of the usual ones.
     """
     lines = ["process_start_time_seconds 1.7e+09"]
     for engine, blocks in enumerate(num_blocks):
-        of = f'{{engine="{engine}",model_name="served"}}'
+        of = f'{{engine="{engine}",model_name="{name}"}}'
         # Of several engines each line tells the sum of all.
         lines += [
             f"vllm:num_requests_running{of} 1.0",
@@ -53,7 +55,7 @@ def gpu_server(
         ]
         if asleep:
             lines.append(f'vllm:engine_sleep_state{{engine="{engine}",sleep_state="awake"}} 0.0')
-    model = {"id": "served", "root": str(root), "parent": None, "max_model_len": max_model_len}
+    model = {"id": name, "root": str(root), "parent": None, "max_model_len": max_model_len}
     return {
         "/metrics": text_answer("\n".join(lines) + "\n"),
         "/version": text_answer(json.dumps({"version": version})),

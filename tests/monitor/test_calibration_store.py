@@ -132,6 +132,13 @@ def test_a_damaged_file_is_told_used_for_nothing_and_set_aside_by_the_next_writi
     assert (path.parent / "calibration.json.damaged-1").read_bytes() == content
 
 
+def test_a_name_in_a_damaged_file_reaches_no_terminal_as_it_is(path: Path) -> None:
+    path.write_bytes(damaged(**{"\x1b[2J": 1}))
+    problem = read_samples(path).problem
+    assert "\N{REPLACEMENT CHARACTER}[2J: Extra inputs are not permitted" in problem
+    assert problem.isprintable()
+
+
 def test_a_whole_file_is_none_of_the_damaged(path: Path) -> None:
     path.write_bytes(damaged())
     assert read_samples(path).samples == (SAMPLE,)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from kvheadroom import __version__
 from kvheadroom.capacity.calibration import Calibration
 from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample, SampleSource
+from kvheadroom.capacity.readings import one_line
 
 FORMAT: Final = 1
 MOST_BYTES = 16 * 2**20
@@ -142,7 +143,8 @@ def _latest(samples: tuple[CalibrationSample, ...]) -> tuple[CalibrationSample, 
 
 
 def _damaged(path: Path, why: str) -> StoredSamples:
-    return StoredSamples(problem=f"{path}: this is no calibration ({why})", damaged=True)
+    # A name in it may be anything.
+    return StoredSamples(problem=f"{path}: this is no calibration ({one_line(why)})", damaged=True)
 
 
 def _format_of(content: bytes) -> int:

@@ -7,6 +7,7 @@ from kvheadroom.capacity.alternatives import TRADES
 from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import USUAL_SESSION_TOKENS, DeploymentPlan, Outcome
 from kvheadroom.capacity.model_plan import ModelPlan
+from kvheadroom.capacity.readings import one_line
 from kvheadroom.outputs.numbers import count, signed
 from kvheadroom.outputs.plan_words import as_options
 
@@ -228,9 +229,11 @@ def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def wrapped(text: str, first: str, then: str) -> list[str]:
-    """Text over several lines, each with its indent, in the command line's words."""
+    """Text over several lines, each with its indent, in the command line's words; a server or a file may have written parts of it."""
+    # Ends of lines are folded here, and a blank that keeps words together is ours.
+    printable = "\xa0".join(one_line(" ".join(part.split("\n"))) for part in text.split("\xa0"))
     return textwrap.wrap(
-        as_options(text),
+        as_options(printable),
         WIDTH,
         initial_indent=first,
         subsequent_indent=then,
