@@ -33,7 +33,7 @@ from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
 from kvheadroom.capacity.observation import Observation, observe
-from kvheadroom.capacity.overhead import EDITION, FITTED, estimate_overhead
+from kvheadroom.capacity.overhead import EDITION, FITTED, MOST_TOO_HIGH, estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
@@ -70,6 +70,11 @@ def weights(of_facts: EngineFacts) -> int:
     found = weights_of(of_facts)
     assert isinstance(found, RankWeights), found
     return max(found.stage_bytes)
+
+
+def total(of_facts: EngineFacts) -> int:
+    assert of_facts.hbm_bytes is not None
+    return of_facts.hbm_bytes.value
 
 
 def requested(of_facts: EngineFacts) -> int:
@@ -521,8 +526,30 @@ def test_one_start_gives_its_figure_with_the_interval_of_the_estimate() -> None:
     learned = learn(base, 5 * GIB)
     assert (learned.samples, learned.reliability) == (1, Reliability.ONE_SAMPLE)
     assert learned.overhead_bytes == 5 * GIB
-    assert learned.low_bytes == max(0, 5 * GIB - (estimate.total_bytes - estimate.low_bytes))
+    assert learned.low_bytes == 5 * GIB - round(MOST_TOO_HIGH * total(base))
     assert learned.high_bytes == 5 * GIB + estimate.high_bytes - estimate.total_bytes
+    assert learned.note.endswith("as wide as the estimate's)")
+
+
+def test_the_interval_of_one_start_is_not_cut_where_the_estimates_own_is_at_zero() -> None:
+    base = of(flags={"enforce_eager": True, "max_num_seqs": 16, "max_num_batched_tokens": 2048})
+    estimate = estimate_overhead(base)
+    assert isinstance(estimate, OverheadEstimate)
+    assert estimate.low_bytes == 0
+    learned = learn(base, 5 * GIB)
+    assert learned.low_bytes == 5 * GIB - round(MOST_TOO_HIGH * total(base))
+    # The same where only the key is known, as of an exported sample.
+    measured = sample(base, rank(base, 5 * GIB))
+    assert Calibration.of([measured]).of_key(measured.key) == learned
+
+
+def test_one_start_on_a_gpu_of_unknown_memory_claims_no_interval() -> None:
+    measured = sample(of(), rank(of(), 5 * GIB))
+    unknown = replace(measured, key=replace(measured.key, gpu="A100"))
+    learned = Calibration.of([unknown]).of_key(unknown.key)
+    assert learned is not None
+    assert learned.low_bytes == learned.high_bytes == 5 * GIB
+    assert "as wide as" not in learned.note
     assert "n = 1" in learned.note
 
 
@@ -572,6 +599,9 @@ def test_a_learned_overhead_cannot_leave_less_than_nothing() -> None:
     assert found is not None
     assert learned.clamp is None
     assert found.clamp is Clamp.NOTHING_LEFT
+    # What is left of the interval is not the estimate's.
+    assert "as wide as" not in found.note
+    assert found.note.endswith("; it would be more than the weights leave, and was cut to that")
     assert found.overhead_bytes == requested(smaller) - weights(smaller) < left
 
 

@@ -13,7 +13,6 @@ from statistics import median
 from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample, key_of
 from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
 from kvheadroom.capacity.overhead import MOST_TOO_HIGH, MOST_TOO_LOW, estimate_overhead
-from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.prediction import PredictedPool, Prediction, predict
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
@@ -41,6 +40,13 @@ class Clamp(StrEnum):
     BELOW_ZERO = "below_zero"
 
 
+_CLAMPED = {
+    Clamp.NOTHING_LEFT: "; it would be more than the weights leave, and was cut to that",
+    Clamp.BELOW_ZERO: "; it would be below zero, and was cut to that",
+    None: "",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedOverhead:
     """Bytes of one GPU.
@@ -64,11 +70,18 @@ class LearnedOverhead:
 
     @property
     def note(self) -> str:
-        """Where it is known from, and how well: one clause."""
+        """Where it is known from, how well, and whether it was cut: one clause."""
+        return self._learned_from() + _CLAMPED[self.clamp]
+
+    def _learned_from(self) -> str:
         interval = f"{self.low_bytes / 1e9:.2f} to {self.high_bytes / 1e9:.2f} GB"
         of = "1 start" if self.samples == 1 else f"{self.samples} starts"
         match self.reliability:
             case Reliability.ONE_SAMPLE:
+                if self.clamp is not None:
+                    return f"learned from 1 start like it (n = 1: {interval})"
+                if self.low_bytes == self.high_bytes:
+                    return "learned from 1 start like it (n = 1: how far off it is depends on the GPU's memory, which is not known)"
                 return f"learned from 1 start like it (n = 1: {interval}, as wide as the estimate's)"
             case Reliability.SPREAD:
                 return f"learned from {of} like it, which differ widely ({interval}): not reliable"
@@ -134,7 +147,8 @@ class Calibration:
         these = [sample for sample in these if not sample.is_cold] or these
         if not these:
             return None
-        widths = _half_widths_of(key.gpu_bytes or 0) if facts is None else _half_widths(facts)
+        total = key.gpu_bytes if facts is None or facts.hbm_bytes is None else facts.hbm_bytes.value
+        widths = _half_widths(total or 0)
         return _bounded(_fit(these, *widths), facts, weights)
 
     def carried(self, facts: EngineFacts) -> LearnedOverhead | None:
@@ -158,7 +172,7 @@ class Calibration:
             return None
         _, nearest, told = min(found, key=lambda one: (one[0], one[1]))
         value = estimate.total_bytes + round(median(told))
-        below, above = _half_widths(facts)
+        below, above = _half_widths(0 if facts.hbm_bytes is None else facts.hbm_bytes.value)
         learned = LearnedOverhead(
             overhead_bytes=value,
             low_bytes=min(estimate.low_bytes, value - below),
@@ -197,15 +211,8 @@ def _fit(samples: list[CalibrationSample], below: int, above: int) -> LearnedOve
     )
 
 
-def _half_widths(facts: EngineFacts) -> tuple[int, int]:
-    """By how much an estimate may be too high, and too low."""
-    estimate = estimate_overhead(facts)
-    if isinstance(estimate, OverheadEstimate):
-        return estimate.total_bytes - estimate.low_bytes, estimate.high_bytes - estimate.total_bytes
-    return _half_widths_of(0 if facts.hbm_bytes is None else facts.hbm_bytes.value)
-
-
-def _half_widths_of(total_bytes: int) -> tuple[int, int]:
+def _half_widths(total_bytes: int) -> tuple[int, int]:
+    """By how much an estimate may be too high, and too low; not cut at zero, as the estimate's own interval is."""
     return round(MOST_TOO_HIGH * total_bytes), round(MOST_TOO_LOW * total_bytes)
 
 

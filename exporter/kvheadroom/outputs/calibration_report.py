@@ -185,8 +185,6 @@ def _learned(learned: Learned) -> Iterator[str]:
         "    ",
         "      ",
     )
-    if overhead.clamp is not None:
-        yield f"    held to a bound: {overhead.clamp}"
     yield from _wrapped(f"holds for {key.geometry}, {key.weight_format}, {key.settings}", "    ", "      ")
 
 

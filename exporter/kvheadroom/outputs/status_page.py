@@ -7,7 +7,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvheadroom import __version__
 from kvheadroom.capacity.binding_limit import Limit
-from kvheadroom.capacity.calibration import Clamp
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaState, is_stale
 from kvheadroom.capacity.gpu_ledger import gpu_ledgers, hbm_totals
 from kvheadroom.capacity.ledger import Bounds
@@ -107,17 +106,6 @@ def limit_words(limit: Limit | None) -> str:
     return _LIMIT_WORDS[limit]
 
 
-_CLAMP_WORDS = {
-    Clamp.NOTHING_LEFT: "it would be more than the weights leave, and was cut to that",
-    Clamp.BELOW_ZERO: "it would be below zero, and was cut to that",
-}
-
-
-def clamp_words(clamp: Clamp) -> str:
-    """A bound that a learned figure ran into, in words."""
-    return _CLAMP_WORDS[clamp]
-
-
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("kvheadroom.outputs", "templates"),
@@ -139,7 +127,6 @@ def _environment() -> Environment:
         "usage_word": usage_word,
         "state_words": state_words,
         "limit_words": limit_words,
-        "clamp_words": clamp_words,
     }
     environment.filters.update(filters)
     return environment
