@@ -322,6 +322,43 @@ def test_the_same_log_twice_plain_packed_or_grown_counts_once(folder: Path) -> N
     assert len(read_samples(folder / "learned.json").samples) == 1
 
 
+def test_a_start_that_stands_in_two_places_says_where_the_first_is(folder: Path) -> None:
+    (folder / "a.log").write_text(whole_log() * 2)
+    run = calibrate("--log", "a.log", "--model", "llama", "--gpu", "A100-80GB")
+    assert run.returncode == 0
+    assert run.stdout.count("careful: ") == 1
+    assert "careful: these are the lines of a.log, lines 1 to 6, and count once" in flat(run.stdout)
+    assert "learned from 1 start like it" in flat(run.stdout)
+
+
+def test_one_model_that_is_said_of_logs_of_several_is_told(folder: Path) -> None:
+    (folder / "a.log").write_text(whole_log())
+    (folder / "alike.log").write_text(whole_log(model="/models/llama-3.1-8b-instruct/", at="10-07 09:00:00"))
+    (folder / "other.log").write_text(whole_log(model="Qwen/Qwen3-8B", at="10-08 09:00:00"))
+    options = ("--model", "llama", "--gpu", "A100-80GB")
+    run = calibrate("--log", "a.log", "alike.log", *options)
+    assert (run.returncode, "careful" in run.stdout) == (0, False)
+    run = calibrate("--log", "a.log", "other.log", *options)
+    assert run.returncode == 1
+    assert (
+        "careful: --model llama was taken for starts of Qwen/Qwen3-8B, meta-llama/Llama-3.1-8B-Instruct: if these are not the same "
+        "model, give the logs of each a run of its own"
+    ) in flat(run.stdout)
+
+
+def test_what_is_read_is_not_written_over(folder: Path) -> None:
+    log = whole_log()
+    (folder / "a.log").write_text(log)
+    (folder / "link").symlink_to("a.log")
+    run = calibrate("--log", "a.log", "--model", "llama", "--gpu", "A100-80GB", "--out", "link")
+    assert run.returncode == 2
+    assert run.stderr == "kvheadroom: --out: link: this is a file to read; name another one for the samples\n"
+    (folder / "c.yaml").write_text("replicas: []\n")
+    assert calibrate("--config", "c.yaml", "--out", "c.yaml").returncode == 2
+    assert (folder / "a.log").read_text() == log
+    assert sorted(one.name for one in folder.iterdir() if "damaged" in one.name) == []
+
+
 def test_two_starts_of_the_same_figures_count_as_two_and_add_up_over_runs(folder: Path) -> None:
     options = ("--model", "llama", "--gpu", "A100-80GB", "--out", "learned.json", "--json")
     (folder / "a.log").write_text(whole_log())

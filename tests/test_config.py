@@ -89,6 +89,16 @@ def test_defaults_are_those_of_the_reference(tmp_path: Path) -> None:
 REPLICA = "replicas: [{url: 'http://h:1'}]\n"
 
 
+def test_the_config_is_no_place_for_samples(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = tmp_path / "kvheadroom.yaml"
+    path.write_text(f"{REPLICA}calibration_file: {tmp_path}/link/kvheadroom.yaml\n")
+    with pytest.raises(
+        ConfigError, match="calibration_file: this is the config itself; name a file of its own"
+    ):
+        load_config(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -61,8 +61,8 @@ A start is known by its lines: the same log twice, or grown, counts once. More: 
 
 --out FILE keeps the measurements, with those that are there already; nothing is written before all was read.
 
-exit code: 0 every start was measured and kept; 1 something was left out, or nothing is learned (the report says what and
-why); 2 a wrong option, or a file that cannot be read, and then nothing is learned at all
+exit code: 0 every start was measured and kept; 1 something was left out or is doubtful, or nothing is learned (the report
+says what and why); 2 a wrong option, or a file that cannot be read, and then nothing is learned at all
 """
 
 

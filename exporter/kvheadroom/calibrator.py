@@ -3,7 +3,7 @@
 Each source gives a `Looked`; one function learns from it and stores it, whatever the source was.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,18 +50,31 @@ _SAME_CARD_RATIO = 0.002
 # One place of all of them
 
 
-def known_before(out: Path | None) -> StoredSamples:
+def known_before(out: Path | None, read: Iterable[str | Path | None]) -> StoredSamples:
     """What the file that is to keep the samples holds already, looked at before any work is done.
+
+    Args:
+        read: the files that the run is told to read, which it must not set aside as damaged samples.
 
     Raises:
         OperatorError: it cannot be added to.
     """
     if out is None:
         return StoredSamples()
+    for one in read:
+        if one is not None and _is_same_file(out, Path(one)):
+            raise OperatorError(f"--out: {out}: this is a file to read; name another one for the samples")
     stored = read_samples(out)
     if stored.problem and not stored.damaged:
         raise OperatorError(f"--out: {stored.problem}")
     return stored
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):
+        return False
 
 
 def calibrate(looked: Looked, out: Path | None, before: StoredSamples) -> CalibrationRun:
@@ -129,7 +142,31 @@ def look_at_logs(
         changed = any(one.kind is LogProblemKind.UNIT for one in log.reading.problems)
         for start, name in zip(log.reading.starts, log.names, strict=True):
             starts.append(_look_at_start(order, log.name, start, name, models, units_changed=changed))
-    return Looked(tuple(starts), tuple(problems))
+    if order.model is not None:
+        problems += _of_several_models(order.model, starts)
+    return Looked(tuple(_found_again(starts)), tuple(problems))
+
+
+def _of_several_models(said: str, starts: Iterable[LookedAt]) -> Iterator[str]:
+    """That one model was said of logs that name several. A folder and the hub may give one model two names with the same end."""
+    names = {one.model.rstrip("/") for one in starts if isinstance(one.outcome, CalibrationSample)}
+    if len({name.rpartition("/")[2].lower() for name in names}) > 1:
+        yield (
+            f"--model {said} was taken for starts of {', '.join(sorted(names))}: if these are not the same model, give the logs of each a "
+            "run of its own"
+        )
+
+
+def _found_again(starts: Iterable[LookedAt]) -> Iterator[LookedAt]:
+    """Each start, with a note where it stands somewhere else too."""
+    first: dict[str, str] = {}
+    for one in starts:
+        if not isinstance(one.outcome, CalibrationSample):
+            yield one
+            continue
+        before = first.setdefault(one.outcome.start, one.evidence)
+        again = () if before == one.evidence else (f"these are the lines of {before}, and count once",)
+        yield replace(one, notes=(*one.notes, *again))
 
 
 def _read_logs(paths: tuple[str, ...], stdin: BinaryIO | None, report: Report) -> Iterator[_Log]:

@@ -507,7 +507,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from kvheadroom.outputs.json_report import to_json
     from kvheadroom.planner import ModelUnavailableError
 
-    before = known_before(arguments.out)
+    read = (*arguments.log, arguments.config, arguments.bearer_token_file, arguments.ca_file)
+    before = known_before(arguments.out, read)
     if history is not None:
         found = _look_at_history(history)
         if found is None:

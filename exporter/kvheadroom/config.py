@@ -259,7 +259,11 @@ def load_config(path: Path) -> Config:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: {_NO_REPLICA}")
-    return validate_config(content, str(path))
+    config = validate_config(content, str(path))
+    if config.calibration_file is not None and config.calibration_file.resolve() == path.resolve():
+        # It would be set aside as a damaged file of samples.
+        raise ConfigError(f"{path}: calibration_file: this is the config itself; name a file of its own")
+    return config
 
 
 def validate_address(value: str) -> str:
