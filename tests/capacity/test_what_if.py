@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvheadroom.capacity.calibrated_plan import CalibratedPlan
-from kvheadroom.capacity.calibration import Reliability
+from kvheadroom.capacity.calibration import Calibration, Reliability
 from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, Exclusion
 from kvheadroom.capacity.command_line import FITTED_LENGTH, CommandLine
 from kvheadroom.capacity.deployment import Outcome
@@ -99,7 +99,7 @@ def test_the_pool_measures_its_overhead_and_the_same_start_again_has_the_same_po
     assert sample.uncertainty_bytes == BLOCK - 1
     assert sample.start == "r/0/1700000000"
     row = only(answer)
-    assert row.change.label == "as it runs now"
+    assert row.change.label == "the same start again"
     assert row.plan.pool is not None
     assert row.plan.pool.num_blocks == BLOCKS
     # 1,600 tokens take 100 blocks.
@@ -108,6 +108,24 @@ def test_the_pool_measures_its_overhead_and_the_same_start_again_has_the_same_po
     assert (before.of_engine, before.whole) == (46_000.0, 45_999)
     assert (after.of_engine, after.whole) == (46_000.0, 45_999)
     assert after.fewest < 46_000 < after.most
+
+
+def test_a_start_that_a_daemon_kept_under_another_name_counts_once() -> None:
+    server = running(BLOCKS)
+    sample = asked(server).now.sample
+    assert isinstance(sample, CalibrationSample)
+    other = replace(sample, start="glm-a/0/1600000000")
+    # A log's start has no such name, nor has one of a page without a start time.
+    for name in ("0f/0", "a", f"r/0/{BLOCKS} blocks"):
+        known = Calibration.of([replace(sample, start=name)])
+        row = only(asked(server, {}, learned=known))
+        assert isinstance(row.calibrated, CalibratedPlan)
+        assert row.calibrated.learned.samples == 2
+    for name in ("glm-a/0/1700000000", "r/0/1700000000", "a/b/0/1700000000"):
+        known = Calibration.of([replace(sample, start=name), other])
+        row = only(asked(server, {}, learned=known))
+        assert isinstance(row.calibrated, CalibratedPlan)
+        assert row.calibrated.learned.samples == 2
 
 
 def test_the_prediction_of_what_runs_takes_nothing_from_its_pool() -> None:

@@ -18,6 +18,7 @@ from kvheadroom.capacity.calibration_samples import (
     SampleSource,
 )
 from kvheadroom.capacity.logged_start import GIB
+from kvheadroom.capacity.own_start import without_replica
 
 _MOST_BYTES = 2**50
 """No GPU has more, whatever it is called."""
@@ -196,21 +197,13 @@ def _each_once(judged: list[_Judged], past: Past) -> Iterable[LookedAt]:
     """A replica that was renamed is one start with two names, one after the other: the later counts, as the daemon calls it now."""
     same: dict[object, list[_Judged]] = {}
     for number, one in enumerate(judged):
-        same.setdefault(_process(one) or number, []).append(one)
+        name = None if isinstance(one.outcome, Excluded) else without_replica(one.outcome)
+        same.setdefault(name or number, []).append(one)
     for these in same.values():
         these.sort(key=lambda one: one.described.seen)
         for before, after in zip(these, [*these[1:], None], strict=True):
             if after is None or after.described.seen[0] <= before.described.seen[1]:
                 yield _looked_at(before, past)
-
-
-def _process(one: _Judged) -> object | None:
-    """What two names of one start have in common; None where the name has no start time."""
-    sample = one.outcome
-    if isinstance(sample, Excluded):
-        return None
-    *_, engine, started = sample.start.split("/")
-    return (sample.key, engine, started, sample.overhead_bytes) if started.isdecimal() else None
 
 
 def _looked_at(one: _Judged, past: Past) -> LookedAt:

@@ -50,3 +50,11 @@ def start_of(replica: str, engine: str, started_at: float | None, num_blocks: in
     """
     when = f"{num_blocks} blocks" if started_at is None else f"{int(started_at)}"
     return f"{replica}/{engine}/{when}"
+
+
+def without_replica(sample: CalibrationSample) -> object | None:
+    """What two names of one start have in common where only the replica is called otherwise; None where its name has no start time."""
+    names = sample.start.rsplit("/", 2)
+    if len(names) < 3 or not names[-1].isdecimal():
+        return None
+    return (sample.key, *names[1:], sample.overhead_bytes)

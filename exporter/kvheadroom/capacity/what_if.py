@@ -36,6 +36,7 @@ from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.overhead import estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.own_start import start_of as start_of_engine
+from kvheadroom.capacity.own_start import without_replica
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
 from kvheadroom.capacity.sessions import count_sessions
@@ -120,7 +121,7 @@ class Change:
             words.append(f"on a GPU of {self.hbm_bytes / 1e9:.2f} GB")
         if self.version is not None:
             words.append(f"vLLM {self.version}")
-        return " ".join(words) or "as it runs now"
+        return " ".join(words) or "the same start again"
 
 
 def _spelt(name: str, value: Any) -> str:
@@ -269,6 +270,9 @@ def what_if(
     )
     known = [] if learned is None else [one for these in learned.samples.values() for one in these]
     if isinstance(sample, CalibrationSample):
+        # A daemon may have kept this start under the name that its config has for the server: it is one start all the same.
+        own = without_replica(sample)
+        known = [one for one in known if own is None or without_replica(one) != own]
         known.append(sample)
     calibration = Calibration.of(known)
     made = [(change, _planned(server, change, lengths)) for change in changes]

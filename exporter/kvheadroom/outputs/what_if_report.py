@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kvheadroom.capacity.calibrated_plan import CalibratedPlan
 from kvheadroom.capacity.calibration_samples import CalibrationSample
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
-from kvheadroom.capacity.facts import PARALLEL_FLAGS
+from kvheadroom.capacity.facts import PARALLEL_FLAGS, Origin
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.plan_figures import figures
 from kvheadroom.capacity.startup_check import FreeMemory
@@ -125,7 +125,7 @@ def _server(answer: WhatIf) -> Iterator[str]:
         )
     for origin, flags in facts.flags_by_origin():
         told = ", ".join(f"{flag.name} {flag.value}" for flag in flags)
-        yield from wrapped(f"{origin}: {told}", "  ", "    ")
+        yield from wrapped(f"{_TOLD_BY.get(origin, origin)}: {told}", "  ", "    ")
     if now.off_ratio is not None:
         yield from wrapped(
             f"observed against predicted: {signed_percent(now.off_ratio)} of the pool's tokens", "  ", "    "
@@ -141,6 +141,9 @@ def _server(answer: WhatIf) -> Iterator[str]:
         )
     else:
         yield from wrapped(f"its overhead is not measured: {sample.detail}", "  ", "    ")
+
+
+_TOLD_BY = {Origin.CONFIG: "your config, --runs-with, or the engines on its page"}
 
 
 def _untold(now: Now) -> list[str]:
