@@ -26,7 +26,7 @@ from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments, Other
 from kvheadroom.capacity.gpus import GpuReading, GpuSnapshot
 from kvheadroom.cli import main
 from kvheadroom.config import Config, load_config, validate_config
-from kvheadroom.monitor.calibration_store import read_samples
+from kvheadroom.monitor.calibration_store import MOST_SAMPLES, read_samples
 from tests.conftest import Golden, capture
 from tests.daemon import COMMAND
 from tests.doubles.http_server import http_server, text_answer
@@ -344,6 +344,16 @@ def test_one_model_that_is_said_of_logs_of_several_is_told(folder: Path) -> None
         "careful: --model llama was taken for starts of Qwen/Qwen3-8B, meta-llama/Llama-3.1-8B-Instruct: if these are not the same "
         "model, give the logs of each a run of its own"
     ) in flat(run.stdout)
+
+
+def test_it_says_how_many_starts_the_file_holds_where_it_keeps_fewer(folder: Path) -> None:
+    starts = (
+        whole_log(at=f"10-07 09:{minute:02}:{second:02}") for minute in range(3) for second in range(50)
+    )
+    (folder / "a.log").write_text("".join(starts))
+    options = ("--model", "llama", "--gpu", "A100-80GB", "--out", "learned.json", "--json")
+    assert document(calibrate("--log", "a.log", *options))["kept"] == MOST_SAMPLES
+    assert len(read_samples(folder / "learned.json").samples) == MOST_SAMPLES
 
 
 def test_what_is_read_is_not_written_over(folder: Path) -> None:

@@ -87,7 +87,8 @@ def calibrate(looked: Looked, out: Path | None, before: StoredSamples) -> Calibr
         told = add_samples(out, looked.samples)
     except OSError as error:
         return replace(run, not_kept=f"{out}: it cannot be written ({error.strerror or error})")
-    return replace(run, told=told, kept=len({(one.key, one.start) for one in looked.samples}))
+    held = {(one.key, one.start) for one in read_samples(out).samples}
+    return replace(run, told=told, kept=len({(one.key, one.start) for one in looked.samples} & held))
 
 
 # Start-up logs

@@ -622,6 +622,20 @@ def test_settings_that_nobody_started_take_what_was_measured_above_the_estimate(
     assert found.differences == ("tp1 in place of tp4",)
 
 
+def test_a_cold_start_is_carried_over_while_there_is_no_other() -> None:
+    base, wider = of(), of(flags={"tensor_parallel_size": 4})
+    asked = estimate_overhead(wider)
+    known = estimate_overhead(base)
+    assert isinstance(known, OverheadEstimate)
+    assert isinstance(asked, OverheadEstimate)
+    cold = sample(base, rank(base, known.total_bytes + 5 * GIB), name="cold", is_cold=True)
+    warm = sample(base, rank(base, known.total_bytes + GIB), name="warm", is_cold=False)
+    for samples, more in (([cold], 5 * GIB), ([cold, warm], GIB)):
+        found = Calibration.of(samples).carried(wider)
+        assert found is not None
+        assert (found.samples, found.overhead_bytes) == (1, asked.total_bytes + more)
+
+
 def test_the_nearest_start_is_carried_over() -> None:
     base, near, asked = of(), of(flags={"max_num_seqs": 64}), of(flags={"max_num_seqs": 32})
     far = of(gpu="H200", flags={"max_num_seqs": 32})

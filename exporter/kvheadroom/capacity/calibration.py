@@ -142,9 +142,7 @@ class Calibration:
             own_start: the start that is asked about, which has no say in it.
             weights: of such an engine, where they are there already.
         """
-        these = [sample for sample in self.samples.get(key, ()) if sample.start != own_start]
-        # A start that compiles its model measures with caches cold; it counts while there is no other.
-        these = [sample for sample in these if not sample.is_cold] or these
+        these = _that_count(sample for sample in self.samples.get(key, ()) if sample.start != own_start)
         if not these:
             return None
         total = key.gpu_bytes if facts is None or facts.hbm_bytes is None else facts.hbm_bytes.value
@@ -164,7 +162,7 @@ class Calibration:
             return None
         found: list[tuple[int, CalibrationKey, list[int]]] = []
         for other, samples in self.samples.items():
-            residuals = [sample.residual_bytes for sample in samples]
+            residuals = [sample.residual_bytes for sample in _that_count(samples)]
             told = [one for one in residuals if one is not None]
             if other.is_near(key) and told:
                 found.append((len(other.differences(key)), other, told))
@@ -182,6 +180,12 @@ class Calibration:
             differences=key.differences(nearest),
         )
         return _bounded(learned, facts, None)
+
+
+def _that_count(samples: Iterable[CalibrationSample]) -> list[CalibrationSample]:
+    """A start that compiles its model measures with caches cold; it counts while there is no other."""
+    found = list(samples)
+    return [sample for sample in found if not sample.is_cold] or found
 
 
 def _fit(samples: list[CalibrationSample], below: int, above: int) -> LearnedOverhead:
