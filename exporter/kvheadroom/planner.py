@@ -97,13 +97,14 @@ def read_calibration(path: Path) -> Calibration:
     """
     from kvheadroom.monitor.calibration_store import read_samples
 
+    stored = read_samples(path)
+    if stored.problem:
+        raise OperatorError(f"--calibration: {stored.problem}")
+    # Whether a folder that may not be searched has it is told above.
     if not path.exists():
         raise OperatorError(
             f"--calibration: {path}: no such file; `kvheadroom calibrate` and a daemon that learns write one"
         )
-    stored = read_samples(path)
-    if stored.problem:
-        raise OperatorError(f"--calibration: {stored.problem}")
     return Calibration.of(stored.samples)
 
 
