@@ -114,13 +114,13 @@ CALIBRATED = (
     ),
     _gauge(
         "calibrated_overhead_low_bytes",
-        "Near end of the interval of the learned overhead, in bytes of one GPU: eight of ten starts are expected within; of one start "
+        "Low end of the interval of the learned overhead, in bytes of one GPU: eight of ten starts are expected within; of one start "
         "alone it is as wide as the estimate's.",
         _of_learned(lambda learned: learned.low_bytes),
     ),
     _gauge(
         "calibrated_overhead_high_bytes",
-        "Far end of the same interval.",
+        "High end of the same interval.",
         _of_learned(lambda learned: learned.high_bytes),
     ),
     _gauge(
