@@ -83,6 +83,15 @@ def test_a_prometheus_that_refuses_leaves_the_file_as_it_was(tmp_path: Path) -> 
     )
 
 
+def test_samples_may_be_kept_beside_what_was_fetched(tmp_path: Path) -> None:
+    out = tmp_path / "calibration.json"
+    with prometheus_api(at_any_time(sample(), *beside())) as (url, _):
+        for _ in range(2):
+            run = calibrate(url, "--out", out, "--state", tmp_path, "--json")
+            assert (run.returncode, json.loads(run.stdout)["set_aside"]) == (0, None)
+    assert [one.start for one in read_samples(out).samples] == [START]
+
+
 def test_broken_off_it_keeps_what_was_answered_and_learns_nothing(tmp_path: Path) -> None:
     out, state, scratch = tmp_path / "learned.json", tmp_path / "state", tmp_path / "scratch"
     scratch.mkdir()
@@ -117,7 +126,10 @@ def test_broken_off_it_keeps_what_was_answered_and_learns_nothing(tmp_path: Path
             assert (run.returncode, shown) == (130, "")
         assert not out.exists()
         assert list(scratch.iterdir()) == []
-        assert [one.name for one in sorted(state.iterdir())] == ["calibration.json", "part-00000.json.gz"]
+        assert [one.name for one in sorted(state.iterdir())] == [
+            "calibration-history.json",
+            "part-00000.json.gz",
+        ]
     with prometheus_api(told) as (other, _):
         again = subprocess.run(
             command(other, "--state", state), capture_output=True, text=True, check=False, timeout=60

@@ -453,13 +453,13 @@ def test_a_folder_of_another_history_is_refused(tmp_path: Path) -> None:
             assert str(raised.value) == (
                 f"--state: {tmp_path} holds a history of another address, --range, --every, --select or --config; give another folder"
             )
-        (tmp_path / "calibration.json").write_text('{"wanted": 7}')
+        (tmp_path / "calibration-history.json").write_text('{"wanted": 7}')
         with pytest.raises(OperatorError) as raised:
             look(url, state=tmp_path)
         assert str(raised.value) == (
-            f"--state: {tmp_path / 'calibration.json'} is damaged; give another folder"
+            f"--state: {tmp_path / 'calibration-history.json'} is damaged; give another folder"
         )
-        (tmp_path / "calibration.json").rename(tmp_path / "history.json")
+        (tmp_path / "calibration-history.json").rename(tmp_path / "history.json")
         with pytest.raises(OperatorError) as raised:
             look(url, state=tmp_path)
         assert (

@@ -85,7 +85,8 @@ def look_at_history(order: HistoryOrder, now: float, report: Report) -> Looked:
     """
     with tempfile.TemporaryDirectory(prefix="kvheadroom-calibrate-") as name:
         state = order.state or Path(name)
-        folder = PartsFolder(state, "calibration.json")
+        # Not the name that a file of samples often has, which --out may put beside it.
+        folder = PartsFolder(state, "calibration-history.json")
         try:
             state.mkdir(parents=True, exist_ok=True)
             plan = _plan(order, folder, now, report)
