@@ -1,6 +1,7 @@
 """A running engine and other ways to start it, as text and as JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from kvheadroom.capacity.what_if import Change, WhatIf, what_if
@@ -45,6 +46,16 @@ def test_every_figure_is_explained_within_100_columns() -> None:
         lines = list(what_if_report(answer, explain=True))
         assert max(map(len, lines)) <= 100
         assert "Not modelled" in lines
+
+
+def test_an_engine_that_tells_no_blocks_is_not_said_to_tell_them() -> None:
+    server = running(BLOCKS, flags={"tensor_parallel_size": 1})
+    silent = replace(server, snapshots=(replace(server.snapshot, num_blocks=None),))
+    report = " ".join(what_if_report(asked(silent, {"tensor_parallel_size": 2}), explain=False))
+    assert report.startswith(
+        "Now, TP 1 on 1 x H100: the server's page does not tell how many blocks the pool has; "
+    )
+    assert "as the engine says" not in report
 
 
 def test_json_has_the_same_keys_whatever_is_known() -> None:

@@ -55,10 +55,11 @@ def _now(now: Now) -> str:
     )
     tokens = f"{observation.pool_tokens:,} tokens" if observation.pool_tokens is not None else ""
     blocks = f"{observation.num_blocks:,} blocks" if observation.num_blocks is not None else ""
-    pool = observation.unknown or " in ".join(filter(None, (tokens, blocks)))
-    parts = ", ".join(filter(None, (held, pool)))
-    each = "" if now.engines == 1 else f", of the engine with the fewest of {now.engines}"
     where = f", {_label(now.plan)}" if now.knows_gpus else ""
+    if observation.unknown is not None:
+        return f"Now{where}: {observation.unknown}."
+    parts = ", ".join(filter(None, (held, " in ".join(filter(None, (tokens, blocks))))))
+    each = "" if now.engines == 1 else f", of the engine with the fewest of {now.engines}"
     return f"Now{where}: {parts}, as the engine says{each}."
 
 
