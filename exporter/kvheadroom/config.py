@@ -1,6 +1,7 @@
 """YAML -> a frozen, validated Config. Unknown keys, wrong types and clashes are errors with their path."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -260,7 +261,8 @@ def load_config(path: Path) -> Config:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: {_NO_REPLICA}")
     config = validate_config(content, str(path))
-    if config.calibration_file is not None and config.calibration_file.resolve() == path.resolve():
+    own = config.calibration_file
+    if own is not None and os.path.realpath(own) == os.path.realpath(path):
         # It would be set aside as a damaged file of samples.
         raise ConfigError(f"{path}: calibration_file: this is the config itself; name a file of its own")
     return config

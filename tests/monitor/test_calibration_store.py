@@ -132,6 +132,25 @@ def test_a_damaged_file_is_told_used_for_nothing_and_set_aside_by_the_next_writi
     assert (path.parent / "calibration.json.damaged-1").read_bytes() == content
 
 
+def test_a_link_stays_and_the_file_that_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link, file = tmp_path / "calibration.json", tmp_path / "disk" / "kept.json"
+    link.symlink_to(file)
+    for sample in (SAMPLE, replace(SAMPLE, start="another")):
+        add_samples(link, [sample])
+    assert link.is_symlink()
+    assert len(read_samples(file).samples) == 2
+    # Beside it stands what its other writers stand in line at.
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["calibration.json", "disk"]
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        add_samples(tmp_path / "loop", [SAMPLE])
+    (tmp_path / "loop").unlink()
+    file.write_bytes(b"{")
+    assert "it was set aside as kept.json.damaged-1" in add_samples(link, [SAMPLE])
+    assert link.is_symlink()
+
+
 def test_a_name_in_a_damaged_file_reaches_no_terminal_as_it_is(path: Path) -> None:
     path.write_bytes(damaged(**{"\x1b[2J": 1}))
     problem = read_samples(path).problem

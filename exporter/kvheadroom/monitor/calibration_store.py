@@ -121,6 +121,8 @@ def add_samples(path: Path, samples: Iterable[CalibrationSample]) -> str:
     Raises:
         OSError: it cannot be written, or belongs to a newer kvheadroom; what stood there stays.
     """
+    # The file itself, by whatever name: a link to it stays, and all who write it wait for one another.
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         _sweep(path)
