@@ -24,6 +24,7 @@ def metrics_page() -> str:
         "",
         "Series per engine: about 48, and 4 for each length in `session_tokens`. Per replica: about 9. Per GPU: about 8.",
         "Memory term by term adds 13 to an engine whose pool is what HBM leaves over, and 6 to a GPU that serves one replica.",
+        "Warm sessions ([warm-sessions.md](warm-sessions.md)) add 16 to an engine and 4 for each length, a tier in host memory as much again.",
         "What was learned ([calibration.md](calibration.md)) adds 13 to an engine, and one for each length.",
         "",
         "| metric | type | labels | meaning |",

@@ -29,6 +29,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         """
 scrape_interval: 500ms
 session_tokens: [131072, 262144]
+idle_times: [30s, 2h]
 overhead_gb: 7.5
 calibration_file: /var/lib/kvheadroom/calibration.json
 replicas:
@@ -47,6 +48,7 @@ replicas:
     )
     assert config.scrape_interval == 0.5
     assert config.session_tokens == (131072, 262144)
+    assert config.idle_times == (30.0, 7200.0)
     assert config.overhead_gb == 7.5
     assert config.calibration_file == Path("/var/lib/kvheadroom/calibration.json")
     a, b = config.replicas
@@ -82,6 +84,7 @@ def test_gpus_are_uuids_mig_uuids_or_indices_as_a_list_or_as_in_cuda_visible_dev
 def test_defaults_are_those_of_the_reference(tmp_path: Path) -> None:
     config = load(tmp_path, "replicas: [{url: 'http://h:1'}]")
     assert (config.scrape_interval, config.session_tokens) == (5.0, (262144,))
+    assert config.idle_times == (300.0, 2700.0)
     assert (config.overhead_gb, config.calibration_file) == (None, None)
     assert config.replicas[0].replica == "h:1"
 

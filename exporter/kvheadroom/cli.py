@@ -139,6 +139,7 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "config file (YAML):\n"
         "  scrape_interval: 5s\n"
         "  session_tokens: [262144]       # lengths to count sessions of\n"
+        "  idle_times: [5m, 45m]          # is a session that was idle for so long still warm?\n"
         "  overhead_gb: 4.5               # per GPU: context, activations, CUDA graphs; default: estimated\n"
         "  calibration_file: /var/lib/kvheadroom/calibration.json   # keeps what starts had (docs/calibration.md)\n"
         "  replicas:\n"

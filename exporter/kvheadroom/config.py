@@ -36,6 +36,7 @@ from kvheadroom.setting_values import (
     Duration,
     FilePattern,
     GpuNames,
+    IdleTime,
     ModelPath,
     OverheadGb,
     OwnFile,
@@ -95,6 +96,7 @@ class VllmFlags(Strict):
     mamba_ssm_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     mamba_block_size: PositiveInt | None = None
     kv_offloading_size: Annotated[float, Field(gt=0, strict=False)] | None = None
+    kv_offloading_backend: Literal["native", "lmcache"] | None = None
     attention_backend: Annotated[str, Field(min_length=1)] | None = None
     kv_transfer_config: dict[str, Any] | None = None
     speculative_config: dict[str, Any] | None = None
@@ -206,6 +208,7 @@ class Config(Strict):
 
     scrape_interval: Duration = 5.0
     session_tokens: Annotated[tuple[PositiveInt, ...], Field(max_length=20)] = (262_144,)
+    idle_times: Annotated[tuple[IdleTime, ...], Field(max_length=10)] = (300.0, 2700.0)
     overhead_gb: OverheadGb | None = None
     calibration_file: OwnFile | None = None
     replicas: tuple[ReplicaConfig, ...] = ()

@@ -143,6 +143,12 @@ Duration = Annotated[
     # With its unit, so that what was dumped can be read again.
     PlainSerializer(lambda seconds: f"{seconds}s"),
 ]
+IdleTime = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    Field(ge=1, le=30 * 86_400),
+    PlainSerializer(lambda seconds: f"{seconds}s"),
+]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 ModelPath = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]

@@ -191,6 +191,7 @@ class Watch:
                 target.endpoint,
                 config.scrape_interval,
                 config.session_tokens,
+                config.idle_times,
                 config.overhead_gb,
             )
             for name, target in targets.items()
@@ -240,6 +241,7 @@ class Watch:
                 config.session_tokens,
                 sources.as_sources(),
                 self.board,
+                idle_seconds=config.idle_times,
                 memory=memories.get((name, replicas[name].url)),
                 calibration=ReplicaCalibration(
                     replicas[name], self._learner, partial(self._foreign_bytes, name)

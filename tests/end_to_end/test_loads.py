@@ -1,4 +1,4 @@
-"""Makes the recordings in tests/recordings/loads anew, each on a vLLM of its own: `make lab`, or one: `make lab PYTEST="-k burst"`."""
+"""Makes the recordings in tests/recordings/loads and warm anew, each on a vLLM of its own: `make lab`, or one: `make lab PYTEST="-k burst"`."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.end_to_end.conftest import Progress
 from tests.loads.claims import CLAIMS
 from tests.loads.make import make
-from tests.loads.measured import LOADS, PAGES_SUFFIX, REQUESTS_SUFFIX, measure, put_into_readme, row
+from tests.loads.measured import PAGES_SUFFIX, REQUESTS_SUFFIX, folder_of, measure, put_into_readme, row
 from tests.loads.scenarios import SCENARIOS, Scenario
 
 
@@ -23,5 +23,5 @@ def test_a_load_is_recorded_and_is_of_its_kind(
     CLAIMS[scenario.name](measured)
     for suffix in (PAGES_SUFFIX, REQUESTS_SUFFIX):
         name = f"{scenario.name}{suffix}"
-        (LOADS / name).write_bytes((tmp_path / name).read_bytes())
+        (folder_of(scenario) / name).write_bytes((tmp_path / name).read_bytes())
     put_into_readme(measured)

@@ -1,9 +1,10 @@
-"""What makes the recordings in tests/recordings/loads: the plan of a load, and the client that sends it and keeps its log."""
+"""What makes the recordings in tests/recordings/loads and warm: the plan of a load, and the client that sends it and keeps its log."""
 
 import asyncio
 import json
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -61,8 +62,11 @@ def test_the_spikes_can_never_fill_their_pool() -> None:
 class Server:
     """Answers completions with tokens 7, 8, 9, ... at a given pace; keeps what it was asked."""
 
-    def __init__(self, *, seconds_per_token: float = 0.0, status: int = 200) -> None:
+    def __init__(
+        self, *, seconds_per_token: float = 0.0, status: int = 200, usage: Mapping[str, Any] | None = None
+    ) -> None:
         self.asked: list[dict[str, Any]] = []
+        self._last = {"choices": [], "usage": usage or {}}
         self._seconds_per_token = seconds_per_token
         self._status = status
 
@@ -77,7 +81,7 @@ class Server:
             await asyncio.sleep(self._seconds_per_token)
             event = {"choices": [{"text": "w", "token_ids": [7 + number]}]}
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
-        await response.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
+        await response.write(f"data: {json.dumps(self._last)}\n\ndata: [DONE]\n\n".encode())
         return response
 
 
@@ -94,8 +98,8 @@ async def sent_to(server: Server, *conversations: Conversation, seconds: float =
         await runner.cleanup()
 
 
-def talk(name: str, *turns: Turn, text: str = "", text_tokens: int = 0) -> Conversation:
-    return Conversation(name, 0.0, text, text_tokens, turns)
+def talk(name: str, *turns: Turn, text: str = "", text_tokens: int = 0, grows: bool = True) -> Conversation:
+    return Conversation(name, 0.0, text, text_tokens, turns, grows)
 
 
 def test_a_later_turn_sends_the_history_and_the_log_says_what_it_shares() -> None:
@@ -114,6 +118,34 @@ def test_a_later_turn_sends_the_history_and_the_log_says_what_it_shares() -> Non
     assert two.t_end is not None
     assert started - 0.01 <= one.t_send <= one.t_first <= one.t_end <= ended + 0.01
     assert two.t_send >= one.t_end + 0.29, "the pause"
+    assert one.idle_seconds is None
+    assert two.idle_seconds == pytest.approx(two.t_send - one.t_end, abs=1e-6)
+
+
+def test_questions_about_a_document_come_after_it_and_know_nothing_of_each_other() -> None:
+    server = Server()
+    turns = (Turn(20, 2, 0.0, None), Turn(4, 2, 0.1, None), Turn(5, 2, 0.2, None))
+    log = asyncio.run(sent_to(server, talk("a", *turns, grows=False)))
+    document, one, two = (asked["prompt"] for asked in server.asked)
+    assert [len(prompt) for prompt in (document, one, two)] == [20, 24, 25]
+    assert one[:20] == two[:20] == document
+    assert one[20:] != two[20:24]
+    assert [sent.prefix_tokens for sent in log] == [0, 20, 20]
+    for sent, turn in zip(log[1:], turns[1:], strict=True):
+        assert sent.idle_seconds is not None
+        assert sent.idle_seconds >= turn.pause_seconds
+
+
+def test_the_log_tells_what_the_server_found_cached_and_nothing_where_it_does_not_say_so() -> None:
+    turns = (Turn(5, 2, 0.0, None), Turn(4, 2, 0.0, None))
+    silent = asyncio.run(sent_to(Server(usage={"prompt_tokens": 5}), talk("a", *turns)))
+    assert [sent.cached_tokens for sent in silent] == [None, None]
+    assert not any("cached_tokens" in sent.line() for sent in silent)
+    assert [set(sent.line()) & {"idle_seconds"} for sent in silent] == [set(), {"idle_seconds"}]
+    server = Server(usage={"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 0}})
+    log = asyncio.run(sent_to(server, talk("a", *turns)))
+    assert [sent.line()["cached_tokens"] for sent in log] == [0, 0]
+    assert server.asked[0]["stream_options"] == {"include_usage": True}
 
 
 def test_conversations_with_the_same_text_begin_with_the_same_tokens_and_then_differ() -> None:

@@ -1,4 +1,4 @@
-"""The recordings of a real vLLM in tests/recordings/loads: whole, of the kind that each is there for, and as the README says."""
+"""The recordings of a real vLLM in tests/recordings/loads and warm: whole, of the kind that each is there for, and as the README says."""
 
 import functools
 import gzip
@@ -10,14 +10,22 @@ import subprocess
 
 import pytest
 
-from tests.conftest import TESTS
 from tests.daemon import COMMAND
 from tests.loads.claims import CLAIMS
 from tests.loads.client import HUNG_UP
 from tests.loads.make import flags_of
-from tests.loads.measured import LOADS, PAGES_SUFFIX, REQUESTS_SUFFIX, Instant, Measured, measure, row
+from tests.loads.measured import (
+    PAGES_SUFFIX,
+    README,
+    REQUESTS_SUFFIX,
+    Instant,
+    Measured,
+    folder_of,
+    measure,
+    row,
+)
 from tests.loads.plan import plan
-from tests.loads.scenarios import INTERVAL_SECONDS, SCENARIOS, SEED, Scenario
+from tests.loads.scenarios import SCENARIOS, SEED, Scenario
 
 NAMES = [scenario.name for scenario in SCENARIOS]
 each = pytest.mark.parametrize("name", NAMES)
@@ -29,10 +37,14 @@ def scenario_of(name: str) -> Scenario:
 
 
 def test_every_scenario_has_its_recording_its_log_and_a_claim_and_nothing_else_is_there() -> None:
-    files = {path.name for path in LOADS.iterdir()}
-    assert files == {f"{name}{suffix}" for name in NAMES for suffix in (PAGES_SUFFIX, REQUESTS_SUFFIX)}
+    wanted = {
+        folder_of(scenario) / f"{scenario.name}{suffix}"
+        for scenario in SCENARIOS
+        for suffix in (PAGES_SUFFIX, REQUESTS_SUFFIX)
+    }
+    assert {path for name in ("loads", "warm") for path in README.with_name(name).iterdir()} == wanted
     assert list(CLAIMS) == NAMES
-    assert sum(path.stat().st_size for path in LOADS.iterdir()) < 3e6
+    assert sum(path.stat().st_size for path in wanted) < 4e6
 
 
 @each
@@ -47,7 +59,7 @@ def test_a_recording_is_whole_and_says_what_it_was_made_of(name: str) -> None:
     assert 60 <= recording.duration_seconds <= 180
     offsets = [instant.offset_seconds for instant in found(name).instants]
     gaps = [later - earlier for earlier, later in itertools.pairwise(offsets)]
-    assert statistics.median(gaps) == pytest.approx(INTERVAL_SECONDS, abs=0.02)
+    assert statistics.median(gaps) == pytest.approx(scenario.interval_seconds, abs=0.02)
     origin = recording.origin
     assert (origin["load"], origin["seed"], origin["flags"]) == (name, SEED, flags_of(scenario))
     assert (origin["vllm_version"], origin["max_model_len"]) == ("0.32.0", scenario.max_model_len)
@@ -56,14 +68,14 @@ def test_a_recording_is_whole_and_says_what_it_was_made_of(name: str) -> None:
 
 @each
 def test_the_readme_tells_what_is_in_the_file(name: str) -> None:
-    lines = (TESTS / "recordings" / "README.md").read_text().splitlines()
+    lines = README.read_text().splitlines()
     assert row(found(name)) in lines
 
 
 @each
 def test_no_file_names_a_machine_a_path_or_an_address(name: str) -> None:
     for suffix in (PAGES_SUFFIX, REQUESTS_SUFFIX):
-        packed = (LOADS / f"{name}{suffix}").read_bytes()
+        packed = (folder_of(scenario_of(name)) / f"{name}{suffix}").read_bytes()
         assert packed[3] == 0, "no file name in the gzip header"
         for line in gzip.decompress(packed).decode().splitlines():
             told = json.loads(line)
@@ -76,8 +88,9 @@ def test_no_file_names_a_machine_a_path_or_an_address(name: str) -> None:
 @each
 def test_the_daemons_reader_finds_every_engine_at_any_instant(name: str) -> None:
     last = found(name).recording.duration_seconds
+    path = folder_of(scenario_of(name)) / f"{name}{PAGES_SUFFIX}"
     run = subprocess.run(
-        [*COMMAND, "inspect", str(LOADS / f"{name}{PAGES_SUFFIX}"), "--at", f"{last / 2:.1f}s", "--json"],
+        [*COMMAND, "inspect", str(path), "--at", f"{last / 2:.1f}s", "--json"],
         capture_output=True,
         check=False,
         timeout=60,
@@ -101,6 +114,7 @@ def test_the_log_holds_the_requests_that_the_seed_plans(name: str) -> None:
     scenario = scenario_of(name)
     planned = {conversation.name: conversation for conversation in plan(scenario, SEED)}
     history: dict[str, int] = {}
+    ended: dict[str, float] = {}
     for sent in found(name).requests:
         conversation = planned[sent["session"]]
         turn = conversation.turns[sent["turn"]]
@@ -113,7 +127,14 @@ def test_the_log_holds_the_requests_that_the_seed_plans(name: str) -> None:
         )
         assert sent["want"] == turn.max_tokens
         assert sent["got"] == turn.max_tokens or sent["status"] == HUNG_UP
-        history[sent["session"]] = sent["prompt_tokens"] + sent["got"]
+        if sent["turn"] and "idle_seconds" in sent:
+            assert sent["idle_seconds"] == pytest.approx(sent["t_send"] - ended[sent["session"]], abs=1e-5)
+            assert sent["idle_seconds"] >= turn.pause_seconds
+        ended[sent["session"]] = sent["t_end"]
+        if conversation.grows:
+            history[sent["session"]] = sent["prompt_tokens"] + sent["got"]
+        else:
+            history.setdefault(sent["session"], sent["prompt_tokens"])
     assert history.keys() == planned.keys(), "everybody came"
 
 
@@ -148,7 +169,8 @@ def test_hits_are_no_more_than_the_log_says_to_be_shared(name: str) -> None:
         min(max(sent["prefix_tokens"], sent["shared_prefix_tokens"]), sent["prompt_tokens"] - 1) // block_size
         for sent in measured.requests
     )
-    assert measured.rise("prefix_cache_hits_total") <= shared * block_size
+    hits = measured.rise("prefix_cache_hits_total") + measured.rise("external_prefix_cache_hits_total")
+    assert hits <= shared * block_size
 
 
 @each

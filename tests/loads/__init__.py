@@ -1,1 +1,1 @@
-"""What the recordings in tests/recordings/loads are made of, and made by: `make lab`."""
+"""What the recordings in tests/recordings/loads and warm are made of, and made by: `make lab`."""

@@ -1,8 +1,9 @@
 """What each recording is there for; a load that did not bring it about is no recording of that kind."""
 
+import bisect
 import itertools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.end_to_end.tiny_model import MODEL_CONFIGS
 from tests.loads.client import HUNG_UP
@@ -63,7 +64,7 @@ def agentic(found: Measured) -> None:
 
 
 def long_prompts(found: Measured) -> None:
-    batch = FLAGS["long_prompts"]["--max-num-batched-tokens"]
+    batch = int(FLAGS["long_prompts"]["--max-num-batched-tokens"])
     assert min(request["prompt_tokens"] for request in found.requests) > 1.9 * batch
     assert max(request["prompt_tokens"] for request in found.requests) > 3 * batch
     assert found.most("requests_waiting") > 0
@@ -133,11 +134,62 @@ def spikes(found: Measured) -> None:
     assert found.rise("preemptions_total") == 0
 
 
+def churn(found: Measured) -> None:
+    _answers_tell_what_the_pages_count(found)
+    blocks = 128 - 1
+    evicted = found.rise("evicted_blocks_total")
+    assert evicted > 6 * blocks
+    turnover = found.recording.duration_seconds * blocks / evicted
+    assert 12 < turnover < 30
+    # Less than that: a block that a request ends in is not full, and vLLM 0.32 takes it again first (free_blocks of
+    # v1/core/block_pool.py), after a second or so.
+    assert 0.5 * turnover < found.rise("evicted_block_idle_seconds_total") / evicted < turnover
+    # What comes in is no even stream: for some seconds the pool turns over twice as fast.
+    bounds = turnover / 3, 1.5 * turnover
+    below, around, above = _returns(found, bounds, full_after_seconds=turnover)
+    assert len(below) >= 20
+    assert all(hit == sent for hit, sent in below)
+    assert len(around) >= 15
+    assert _some_found_and_some_not(around)
+    assert len(above) >= 10
+    assert all(hit == 0 for hit, _ in above)
+
+
+def offload(found: Measured) -> None:
+    _answers_tell_what_the_pages_count(found)
+    seconds = found.recording.duration_seconds
+    assert found.rise("offload_allocation_failures_total") == 0
+    turnover = seconds * (64 - 1) / found.rise("evicted_blocks_total")
+    assert turnover < 12
+    # A chunk is a block: 32 tokens of 1,024 bytes.
+    chunks, chunk_bytes = 256, 32 * 1024
+    stored = found.rise("offload_store_bytes_total") / chunk_bytes
+    loaded = found.rise("offload_load_bytes_total") / chunk_bytes
+    assert stored > 3 * chunks, "filled once, and written over twice"
+    assert found.rise("external_prefix_cache_hits_total") == 32 * loaded > 0
+    assert found.rise("prefix_cache_hits_total") > 0
+    # What is loaded counts as used; between all of it for new content and all of it for the same.
+    shortest, longest = seconds * chunks / (stored + loaded), seconds * chunks / stored
+    bounds = 0.75 * turnover, 1.5 * turnover, 0.75 * shortest, 1.1 * longest
+    pool, both, tier, around, above = _returns(found, bounds, full_after_seconds=shortest)
+    assert len(pool) >= 10
+    assert all(hit == sent for hit, sent in pool)
+    assert len(both) >= 10
+    assert len(tier) >= 10
+    assert sum(hit == sent for hit, sent in both + tier) > 0.9 * len(both + tier), (
+        "what the pool lost is in the host's memory"
+    )
+    assert len(around) >= 10
+    assert _some_found_and_some_not(around)
+    assert len(above) >= 10
+    assert all(hit == 0 for hit, _ in above)
+
+
 CLAIMS: Mapping[str, Callable[[Measured], None]] = {
     claim.__name__: claim
     for claim in (
         steady, ramp, burst, agentic, long_prompts, prefix_reuse, mixed_lengths, data_parallel, latent, sequence_limit,
-        aborts, spikes,
+        aborts, spikes, churn, offload,
     )
 }  # fmt: skip
 
@@ -151,3 +203,33 @@ def _episodes(times: list[float], *, apart_seconds: float = 20.0) -> list[list[f
         else:
             groups.append([at])
     return groups
+
+
+def _answers_tell_what_the_pages_count(found: Measured) -> None:
+    """Where nothing is preempted, for vLLM 0.32 counts the hits of a request at its first admission alone, in both places."""
+    assert found.rise("preemptions_total") == 0
+    cached = sum(request["cached_tokens"] for request in found.requests)
+    assert cached == found.rise("prefix_cache_hits_total") + found.rise("external_prefix_cache_hits_total")
+    assert not any(request["cached_tokens"] for request in found.requests if not request["turn"])
+
+
+def _returns(
+    found: Measured, bounds_seconds: Sequence[float], *, full_after_seconds: float
+) -> list[list[tuple[int, int]]]:
+    """By how long a document was idle, below, between and above the bounds: (blocks found, whole blocks sent before).
+
+    Of those that came back when every tier had been filled. Not chats: of them the tier lacks a block that an answer filled, for vLLM
+    0.32 offloads prompts alone (`offload_prompt_only`).
+    """
+    bands: list[list[tuple[int, int]]] = [[] for _ in (*bounds_seconds, None)]
+    began = min(request["t_send"] for request in found.requests)
+    for request in found.requests:
+        full = request["t_send"] - began > full_after_seconds
+        if request["turn"] and full and request["session"].startswith("document"):
+            sent, hit = request["prefix_tokens"] // 32, request["cached_tokens"] // 32
+            bands[bisect.bisect(bounds_seconds, request["idle_seconds"])].append((hit, sent))
+    return bands
+
+
+def _some_found_and_some_not(returns: list[tuple[int, int]]) -> bool:
+    return any(hit == sent for hit, sent in returns) and any(hit == 0 for hit, _ in returns)

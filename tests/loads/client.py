@@ -5,7 +5,8 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import aiohttp
 
@@ -33,11 +34,18 @@ class Sent:
     t_end: float | None = None
     prompt_tokens: int
     prefix_tokens: int
+    idle_seconds: float | None
     shared_prefix: str
     shared_prefix_tokens: int
     want: int
     got: int = 0
+    cached_tokens: int | None = None
     status: int | None = None
+
+    def line(self) -> dict[str, Any]:
+        """As it stands in the log."""
+        unknown = {key for key in ("idle_seconds", "cached_tokens") if getattr(self, key) is None}
+        return {key: value for key, value in asdict(self).items() if key not in unknown}
 
 
 class Client:
@@ -79,19 +87,25 @@ class Client:
     async def _converse(self, session: aiohttp.ClientSession, conversation: Conversation) -> None:
         await asyncio.sleep(conversation.begins_at_seconds)
         history = self._words(conversation.text, conversation.text_tokens)
+        before: Sent | None = None
         for number, turn in enumerate(conversation.turns):
+            if number and time.monotonic() - self._began + turn.pause_seconds >= self._seconds:
+                return
             await asyncio.sleep(turn.pause_seconds)
             prompt = history + self._words(f"{conversation.name}/{number}", turn.new_tokens)
-            over = number > 0 and time.monotonic() - self._began >= self._seconds
-            if over or len(prompt) + turn.max_tokens > self._max_model_len:
+            if len(prompt) + turn.max_tokens > self._max_model_len:
                 return
+            sent_at = self._now()
             sent = Sent(
                 id=len(self._log) + 1,
                 session=conversation.name,
                 turn=number,
-                t_send=self._now(),
+                t_send=sent_at,
                 prompt_tokens=len(prompt),
                 prefix_tokens=len(history) if number else 0,
+                idle_seconds=None
+                if before is None or before.t_end is None
+                else round(sent_at - before.t_end, 6),
                 shared_prefix=conversation.text,
                 shared_prefix_tokens=conversation.text_tokens,
                 want=turn.max_tokens,
@@ -100,7 +114,11 @@ class Client:
             answer = await self._send(session, prompt, turn.hangs_up_after_seconds, sent)
             if len(answer) < turn.max_tokens:
                 return
-            history = prompt + answer
+            before = sent
+            if conversation.grows:
+                history = prompt + answer
+            elif not number:
+                history = prompt
 
     async def _send(
         self, session: aiohttp.ClientSession, prompt: list[int], hangs_up_after: float | None, sent: Sent
@@ -133,6 +151,7 @@ class Client:
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
         async with session.post(self._url, json=request) as response:
@@ -143,7 +162,11 @@ class Client:
                 event = line.removeprefix(b"data: ")
                 if event == line or event.startswith(b"[DONE]"):
                     continue
-                for choice in json.loads(event).get("choices", ()):
+                told = json.loads(event)
+                # vLLM tells it with --enable-prompt-tokens-details only.
+                details = (told.get("usage") or {}).get("prompt_tokens_details") or {}
+                sent.cached_tokens = details.get("cached_tokens", sent.cached_tokens)
+                for choice in told.get("choices", ()):
                     tokens = choice.get("token_ids") or []
                     if tokens and sent.t_first is None:
                         sent.t_first = self._now()

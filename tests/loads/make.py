@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.end_to_end.vllm_server import VllmServer
 from tests.loads.client import Client
 from tests.loads.measured import PAGES_SUFFIX, REQUESTS_SUFFIX
 from tests.loads.plan import plan
-from tests.loads.scenarios import COMMON_FLAGS, INTERVAL_SECONDS, SEED, Scenario
+from tests.loads.scenarios import COMMON_FLAGS, SEED, Scenario
 
 QUIET_SECONDS = 3.0
 """Recorded before the first request and after the last answer."""
@@ -39,18 +38,18 @@ def make(scenario: Scenario, python: Path, folder: Path, progress: Callable[[str
         client = Client(
             server.base_url, seed=SEED, seconds=scenario.seconds, max_model_len=scenario.max_model_len
         )
-        with _recorded(server.base_url, raw):
+        with _recorded(server.base_url, raw, scenario.interval_seconds):
             time.sleep(QUIET_SECONDS)
             log = asyncio.run(client.run(plan(scenario, SEED)))
             time.sleep(QUIET_SECONDS)
     _write(folder / f"{scenario.name}{PAGES_SUFFIX}", _with_load(raw, scenario))
-    _write(folder / f"{scenario.name}{REQUESTS_SUFFIX}", (encode(asdict(sent)) for sent in log))
+    _write(folder / f"{scenario.name}{REQUESTS_SUFFIX}", (encode(sent.line()) for sent in log))
 
 
 @contextlib.contextmanager
-def _recorded(url: str, out: Path) -> Iterator[None]:
+def _recorded(url: str, out: Path, interval_seconds: float) -> Iterator[None]:
     """`kvheadroom record` beside the block."""
-    command = [*COMMAND, "record", "--target", url, "--out", str(out), "--interval", f"{INTERVAL_SECONDS}s"]
+    command = [*COMMAND, "record", "--target", url, "--out", str(out), "--interval", f"{interval_seconds}s"]
     recorder = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: out.exists() and out.stat().st_size > 0, "the first page", seconds=30)

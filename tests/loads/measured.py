@@ -13,10 +13,9 @@ from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 from kvheadroom.lab.recordings import Recording, read_recording
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.loads.client import HUNG_UP
-from tests.loads.scenarios import SCENARIOS
+from tests.loads.scenarios import SCENARIOS, Scenario
 
 README = Path(__file__).parents[1] / "recordings" / "README.md"
-LOADS = README.with_name("loads")
 PAGES_SUFFIX, REQUESTS_SUFFIX = ".metrics.jsonl.gz", ".requests.jsonl.gz"
 
 _ENDED = re.compile(
@@ -47,6 +46,7 @@ class Instant:
 class Measured:
     """One recording with its request log."""
 
+    scenario: Scenario
     recording: Recording
     instants: tuple[Instant, ...]
     requests: tuple[Mapping[str, Any], ...]
@@ -76,6 +76,13 @@ class Measured:
         return self.rise("prefix_cache_hits_total") / queries if queries else None
 
     @property
+    def tier_hit_ratio(self) -> float | None:
+        """Of the same tokens, those that a tier behind the pool had; None where no tier was asked."""
+        queries = self.rise("prefix_cache_queries_total")
+        asked = self.rise("external_prefix_cache_queries_total")
+        return self.rise("external_prefix_cache_hits_total") / queries if asked else None
+
+    @property
     def preempting_scrapes(self) -> list[float]:
         """Offsets of the scrapes that show more preemptions than the one before."""
         counts = [(instant.offset_seconds, instant.total("preemptions_total")) for instant in self.instants]
@@ -87,10 +94,18 @@ class Measured:
         return sum(now and not before for before, now in itertools.pairwise(over))
 
 
-def measure(name: str, folder: Path = LOADS) -> Measured:
-    """Read both files of one recording."""
+def folder_of(scenario: Scenario) -> Path:
+    """Where its recording is kept."""
+    return README.with_name(scenario.folder)
+
+
+def measure(name: str, folder: Path | None = None) -> Measured:
+    """Read both files of one recording, from where it is kept or from elsewhere."""
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
+    folder = folder or folder_of(scenario)
     recording = read_recording(folder / f"{name}{PAGES_SUFFIX}")
     return Measured(
+        scenario=scenario,
         recording=recording,
         instants=tuple(_instants(recording.pages())),
         requests=read_requests(folder / f"{name}{REQUESTS_SUFFIX}"),
@@ -115,13 +130,14 @@ def _instants(pages: Iterable[tuple[float, str]]) -> Iterable[Instant]:
 
 def row(measured: Measured) -> str:
     """What the table in tests/recordings/README.md says of it."""
-    name = measured.recording.origin["load"]
     hung_up = sum(request["status"] == HUNG_UP for request in measured.requests)
     requests = f"{len(measured.requests)}" + (f", {hung_up} hung up" if hung_up else "")
     hits = "-" if measured.hit_ratio is None else f"{measured.hit_ratio:.2f}"
+    if measured.tier_hit_ratio is not None:
+        hits += f" + {measured.tier_hit_ratio:.2f}"
     cells = (
-        f"`{name}`",
-        next(scenario.what for scenario in SCENARIOS if scenario.name == name),
+        f"`{measured.scenario.name}`",
+        measured.scenario.what,
         f"{measured.recording.duration_seconds:.0f}",
         requests,
         f"{measured.max_usage:.3f}",

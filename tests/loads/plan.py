@@ -29,6 +29,7 @@ class Conversation:
 
     Attributes:
         text, text_tokens: the shared text that its first prompt begins with; "" and 0 without one.
+        grows: later turns come after all that was said; else each comes after the first prompt alone.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Conversation:
     text: str
     text_tokens: int
     turns: tuple[Turn, ...]
+    grows: bool = True
 
 
 def plan(scenario: Scenario, seed: int) -> tuple[Conversation, ...]:
@@ -77,7 +79,7 @@ def _poisson(stream: Stream, seconds: float, chance: random.Random) -> list[floa
 def _conversation(stream: Stream, name: str, begins_at: float, chance: random.Random) -> Conversation:
     text = f"text{_whole(Span(0, stream.texts - 1), chance)}" if stream.texts else ""
     turns = tuple(_turn(stream, number, chance) for number in range(_whole(stream.turns, chance)))
-    return Conversation(name, begins_at, text, stream.text_tokens, turns)
+    return Conversation(name, begins_at, text, stream.text_tokens, turns, stream.grows)
 
 
 def _turn(stream: Stream, number: int, chance: random.Random) -> Turn:

@@ -1,15 +1,16 @@
-"""The loads of the recordings in tests/recordings/loads, as data: which server, who comes when, and with what.
+"""The loads of the recordings in tests/recordings/loads and warm, as data: which server, who comes when, and with what.
 
 A stream is a kind of conversations. A conversation sends a request, waits for all of its answer, pauses, and sends the
 whole history again with something new behind it, until its turns are over or its context is full.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 SEED = 1
 INTERVAL_SECONDS = 0.5
-"""Between two scrapes."""
+"""Between two scrapes, where a scenario does not say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Stream:
         texts, text_tokens: a first prompt begins with one of so many shared texts (a system prompt, a document).
         first_tokens: of the first prompt behind the shared text.
         next_tokens: what each later turn puts behind the history.
+        grows: the history is all that was said; else it stays the first prompt, a document that is asked about again and again.
         turns: of one conversation.
         tool_pause_seconds, human_pause_seconds: before a later turn.
         human_share: of the pauses, 0 to 1.
@@ -51,6 +53,7 @@ class Stream:
     text_tokens: int = 0
     first_tokens: Span
     next_tokens: Span = NONE
+    grows: bool = True
     output_tokens: Span
     turns: Span = ONE
     tool_pause_seconds: Span = NONE
@@ -68,19 +71,23 @@ class Scenario:
         model: of tests/end_to_end/tiny_model.py.
         flags: of `vllm serve`, beside `COMMON_FLAGS`.
         seconds: in which requests are sent; what is under way then is waited for.
+        interval_seconds: between two scrapes.
+        folder: of tests/recordings. Forecasts are scored on all that is in `loads`; `warm` is about what is found again.
     """
 
     name: str
     what: str
     model: str = "gqa"
-    flags: Mapping[str, int]
+    flags: Mapping[str, str | int | bool]
     seconds: float
     streams: tuple[Stream, ...]
+    interval_seconds: float = INTERVAL_SECONDS
+    folder: str = "loads"
 
     @property
     def max_model_len(self) -> int:
         """Tokens of the longest context."""
-        return self.flags["--max-model-len"]
+        return int(self.flags["--max-model-len"])
 
 
 COMMON_FLAGS: Mapping[str, str | int | bool] = {
@@ -92,14 +99,14 @@ COMMON_FLAGS: Mapping[str, str | int | bool] = {
 
 _MIB = 1024**2
 # Llama-like, 1,024 bytes per token: 4 MiB are 128 blocks of 32 tokens.
-_GQA_128 = {
+_GQA_128: Mapping[str, str | int | bool] = {
     "--max-model-len": 2048,
     "--block-size": 32,
     "--kv-cache-memory-bytes": 4 * _MIB,
     "--max-num-seqs": 64,
     "--max-num-batched-tokens": 512,
 }
-_GQA_384 = _GQA_128 | {"--max-model-len": 4096, "--kv-cache-memory-bytes": 12 * _MIB}
+_GQA_384 = {**_GQA_128, "--max-model-len": 4096, "--kv-cache-memory-bytes": 12 * _MIB}
 # Latent attention, 4,608 bytes per token: 8 MiB are 113 blocks of 16 tokens.
 _MLA_113 = {
     "--max-model-len": 1024,
@@ -108,11 +115,28 @@ _MLA_113 = {
     "--max-num-batched-tokens": 1024,
 }
 # 2 MiB are 64 blocks of 32 tokens for each of two engines.
-_DP2_64 = _GQA_128 | {
+_DP2_64 = {
+    **_GQA_128,
     "--max-model-len": 1024,
     "--kv-cache-memory-bytes": 2 * _MIB,
     "--max-num-seqs": 32,
     "--data-parallel-size": 2,
+}
+# Every block is sampled, and every answer tells how much of its prompt was found.
+_TELLING = {
+    "--kv-cache-metrics": True,
+    "--kv-cache-metrics-sample": 1,
+    "--enable-prompt-tokens-details": True,
+}
+# 256 chunks of a block each in host memory.
+_HOST_256 = {
+    "kv_connector": "OffloadingConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {
+        "spec_name": "CopyingSpec",
+        "spec_module_path": "offloading_on_cpu",
+        "cpu_bytes_to_use": 8 * _MIB,
+    },
 }
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -255,7 +279,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         name="sequence_limit",
         what="max_num_seqs 4 binds: a queue before a pool that is mostly empty",
-        flags=_GQA_128 | {"--max-num-seqs": 4},
+        flags={**_GQA_128, "--max-num-seqs": 4},
         seconds=80,
         streams=(
             Stream(name="q", per_second=(1.0, 6.0), first_tokens=Span(60, 160), output_tokens=Span(60, 120)),
@@ -289,6 +313,80 @@ SCENARIOS: tuple[Scenario, ...] = (
                 bursts=tuple((6 + 12 * number, 9) for number in range(7)),
                 first_tokens=Span(340, 350),
                 output_tokens=Span(50, 66),
+            ),
+        ),
+    ),
+    Scenario(
+        name="churn",
+        what="documents and chats that come back after 2 to 60 s, among new prompts that write the pool over three times a minute",
+        flags={**_GQA_128, **_TELLING},
+        seconds=165,
+        folder="warm",
+        streams=(
+            Stream(name="new", per_second=(0.3, 0.3), first_tokens=Span(180, 320), output_tokens=Span(8, 24)),
+            Stream(
+                name="document",
+                bursts=tuple((2 * number, 1) for number in range(9)),
+                first_tokens=Span(256, 480),
+                next_tokens=Span(16, 48),
+                grows=False,
+                output_tokens=Span(8, 16),
+                turns=Span(60, 60),
+                tool_pause_seconds=Span(2, 30, logarithmic=True),
+                human_pause_seconds=Span(25, 60),
+                human_share=0.3,
+            ),
+            Stream(
+                name="chat",
+                bursts=((1, 1), (5, 1), (9, 1)),
+                first_tokens=Span(128, 256),
+                next_tokens=Span(24, 64),
+                output_tokens=Span(16, 32),
+                turns=Span(60, 60),
+                tool_pause_seconds=Span(2, 30, logarithmic=True),
+                human_pause_seconds=Span(25, 60),
+                human_share=0.3,
+            ),
+        ),
+    ),
+    Scenario(
+        name="offload",
+        what="as churn, with 256 chunks in host memory behind a pool of 64 blocks; pauses of 2 to 80 s",
+        flags={
+            **_GQA_128,
+            **_TELLING,
+            "--kv-cache-memory-bytes": 2 * _MIB,
+            "--max-model-len": 1024,
+            "--kv-transfer-config": json.dumps(_HOST_256, separators=(",", ":")),
+        },
+        seconds=165,
+        # With the tier's own histograms, what differs from scrape to scrape is more than gzip looks back.
+        interval_seconds=1.0,
+        folder="warm",
+        streams=(
+            Stream(name="new", per_second=(0.6, 0.6), first_tokens=Span(180, 320), output_tokens=Span(8, 24)),
+            Stream(
+                name="document",
+                bursts=tuple((number, 1) for number in range(14)),
+                first_tokens=Span(160, 320),
+                next_tokens=Span(16, 48),
+                grows=False,
+                output_tokens=Span(8, 16),
+                turns=Span(60, 60),
+                tool_pause_seconds=Span(2, 45, logarithmic=True),
+                human_pause_seconds=Span(45, 80),
+                human_share=0.2,
+            ),
+            Stream(
+                name="chat",
+                bursts=((1, 1), (5, 1), (9, 1)),
+                first_tokens=Span(128, 256),
+                next_tokens=Span(24, 64),
+                output_tokens=Span(16, 32),
+                turns=Span(60, 60),
+                tool_pause_seconds=Span(2, 45, logarithmic=True),
+                human_pause_seconds=Span(45, 80),
+                human_share=0.2,
             ),
         ),
     ),

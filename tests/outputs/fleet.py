@@ -105,6 +105,48 @@ def replica(
     )
 
 
+def offloading() -> ReplicaAssessment:
+    """A replica with a tier of 8 MiB in host memory, 256 chunks of 32 KiB, whose evicted blocks are sampled."""
+    told = replica("offload", "offload_lab.loaded", max_model_len=1024)
+    (engine,) = told.engines
+    (before,) = read("offload_lab.after").engines
+    extra = {"spec_name": "CPUOffloadingSpec", "cpu_bytes_to_use": 8_388_608}
+    facts = resolve_facts(
+        operator=OperatorFacts(
+            flags={
+                "kv_transfer_config": {
+                    "kv_connector": "OffloadingConnector",
+                    "kv_connector_extra_config": extra,
+                }
+            },
+            gpu="cpu",
+        ),
+        answers=ServerAnswers(version="0.32.0", model_root="tiny", max_model_len=1024),
+        echoed=engine.snapshot.echoed,
+        model_files=ModelFiles(folder="/models/gqa", config=TINY_LLAMA),
+    )
+    before = replace(
+        before,
+        evicted_blocks_total=6.0,
+        evicted_block_idle_seconds_total=75.0,
+        offload_allocation_failures_total=1.0,
+    )
+    now = replace(
+        engine.snapshot,
+        evicted_blocks_total=10.0,
+        evicted_block_idle_seconds_total=125.0,
+        offload_allocation_failures_total=3.0,
+    )
+    reading = Reading(
+        facts=facts,
+        snapshot=now,
+        taken_at=engine.taken_at,
+        past={"1m": moment_of(before, engine.taken_at - 60.0)},
+    )
+    again = assess(reading, (1024, 262_144), idle_seconds=(5.0, 2700.0))
+    return replace(told, engines=(again,), problems=again.problems)
+
+
 def inflated() -> ReplicaAssessment:
     """A replica whose hits are those of preempted requests, and whose release counts them."""
     old = replica("old", "gqa_prefix_reuse", before="gqa_idle_fresh")
@@ -246,7 +288,7 @@ def fleet() -> FleetAssessment:
                 failures_total=((("metrics", FailureReason.REFUSED), 12),),
             ),
             ReplicaAssessment(replica="new", url="http://new:8000", interval_seconds=5.0),
-            replica("offload", "offload_lab.loaded", max_model_len=1024, before="offload_lab.after"),
+            offloading(),
             calibrated(on_a_gpu(), "hbm", 1_050_000_007, 1_150_000_000, 1_100_000_000),
             calibrated(on_a_gpu(num_blocks=1500), "tight", 90_000_000_000),
         ),

@@ -184,6 +184,22 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         "note": None,
         "samples": 5,
     }
+    warmth = offload["engines"][0]["warmth"]
+    assert warmth["host_tier"]["num_chunks"] == 256
+    assert warmth["host_tier_unknown"] is None
+    assert [(one["tier"], one["bytes"], one["tokens"]) for one in warmth["capacities"]] == [
+        ("hbm", 64 * 32_768, 2048),
+        ("host", 256 * 32_768, 8192),
+    ]
+    assert warmth["hbm_blocks"] == {"referenced": 0, "cached": 63, "blank": 0}
+    assert [(one["tier"], one["idle_seconds"], one["answer"]) for one in warmth["answers"]] == [
+        ("hbm", 5.0, "yes"),
+        ("hbm", 2700.0, "no"),
+        ("host", 5.0, "yes"),
+        ("host", 2700.0, "yes"),
+    ]
+    assert warmth["evicted_block_idle_seconds"] == {"1m": 12.5}
+    assert [one["finding"] for one in warmth["findings"]] == ["tier_too_small"]
     basis = {"basis": "prefix_cache_queries", "doubt": None}
     assert offload["engines"][0]["hit_windows"] == [
         {

@@ -42,6 +42,7 @@ def differences(case: dict[str, Any]) -> list[object]:
         ours, theirs = line.flags.get(name, default), answer["values"][name]
         if name == "kv_transfer_config" and theirs is not None:
             theirs = {"kv_connector": theirs["kv_connector"] or OTHER_KEY}
+            ours = ours and {"kv_connector": ours["kv_connector"]}
         if name == "attention_backend":
             ours, theirs = ours and ours.upper(), theirs and theirs.upper()
         if (list(ours) if isinstance(ours, tuple) else ours) != theirs:

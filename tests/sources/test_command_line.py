@@ -299,3 +299,35 @@ def test_the_names_are_those_of_flags_and_each_has_its_short_form() -> None:
     assert OPTIONS["--no-enable-prefix-caching"].switched is False
     assert OPTIONS["--swap-space"].name == "swap_space"
     assert isinstance(read_config_yaml("a: 1"), ConfigWords)
+
+
+CONNECTOR = (
+    '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "engine_id": "hunter2", "kv_connector_extra_config": '
+    '{"cpu_bytes_to_use": 8388608, "block_size": 64, "spec_name": "CPUOffloadingSpec", "password": "hunter2", "blocks_per_chunk": "hunter2"}}'
+)
+
+
+def test_of_a_connector_what_decides_the_size_of_its_tier_is_kept_and_nothing_else() -> None:
+    settings = read(["m", "--kv-offloading-backend", "native", "--kv-transfer-config", CONNECTOR])
+    flags = settings.command_line.flags
+    assert flags["kv_offloading_backend"] == "native"
+    assert flags["kv_transfer_config"] == {
+        "kv_connector": "OffloadingConnector",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": 8_388_608,
+            "block_size": 64,
+            "spec_name": "CPUOffloadingSpec",
+        },
+    }
+    assert "hunter2" not in repr(settings)
+
+
+def test_of_several_connectors_each_is_read_and_none_within_them() -> None:
+    several = '{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [%s, 5]}}'
+    deep = several % (several % CONNECTOR)
+    flags = read(["m", "--kv-transfer-config", several % CONNECTOR]).command_line.flags
+    [child] = flags["kv_transfer_config"]["kv_connector_extra_config"]["connectors"]
+    assert child["kv_connector_extra_config"]["cpu_bytes_to_use"] == 8_388_608
+    flags = read(["m", "--kv-transfer-config", deep]).command_line.flags
+    [child] = flags["kv_transfer_config"]["kv_connector_extra_config"]["connectors"]
+    assert child == {"kv_connector": "MultiConnector"}

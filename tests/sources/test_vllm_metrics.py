@@ -8,7 +8,14 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
+from kvheadroom.capacity.readings import (
+    FailureReason,
+    PageProblem,
+    ProblemReason,
+    SourceFailure,
+    ToldTier,
+    VllmPage,
+)
 from kvheadroom.outputs.json_report import inspect_report, to_json
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.conftest import capture, capture_names
@@ -291,7 +298,7 @@ def test_a_page_tells_which_of_the_wanted_metrics_it_has() -> None:
     assert read('vllm:gpu_cache_usage_perc{engine="0"} 0.5\n').metrics == {"vllm:kv_cache_usage_perc"}
     everything = read(capture("gqa_openmetrics")).metrics
     assert read(capture("dp2.idle")).metrics == read(capture("dp2.after")).metrics == everything
-    assert len(everything) == 17
+    assert len(everything) == 19
 
 
 def test_an_engine_with_two_served_names_or_a_copy_per_process_is_one_pool() -> None:
@@ -425,3 +432,48 @@ def test_an_info_metric_that_a_second_process_repeats_empty_takes_nothing_away(o
     page = read("# TYPE vllm:cache_config_info gauge\n" + "".join(lines[::order]))
     assert [engine.num_blocks for engine in page.engines] == [100]
     assert [problem.reason for problem in page.problems] == [ProblemReason.DUPLICATE_SERIES]
+
+
+TIER = (
+    'vllm:kv_offload_config_info{cpu_blocks_per_chunk="2",cpu_kv_cache_size_bytes="8388608",cpu_kv_cache_size_tokens="8192",cpu_num_chunks="128",'
+    'engine="0",model_name="tiny"} 1.0\n'
+)
+
+
+def test_the_tier_in_host_memory_is_read() -> None:
+    (engine,) = read(PAGE + TIER).engines
+    assert engine.told_tier == ToldTier(
+        num_chunks=128, blocks_per_chunk=2, size_bytes=8_388_608, size_tokens=8192
+    )
+    (without,) = read(PAGE).engines
+    assert without.told_tier is None
+
+
+def test_what_cannot_be_true_of_the_tier_is_dropped_with_its_name() -> None:
+    page = read(PAGE + TIER.replace('"128"', '"-1"').replace('tokens="8192"', 'tokens="None"'))
+    (engine,) = page.engines
+    assert engine.told_tier == ToldTier(
+        num_chunks=None, blocks_per_chunk=2, size_bytes=8_388_608, size_tokens=None
+    )
+    assert [problem.detail for problem in page.problems] == [
+        "engine 0: cpu_num_chunks='-1' of kv_offload_config_info dropped, it cannot be true"
+    ]
+
+
+def test_a_tier_alone_is_no_engine() -> None:
+    assert read(TIER + 'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0\n').engines == ()
+
+
+def test_what_is_moved_to_host_memory_is_read_under_both_names() -> None:
+    (engine,) = read(capture("offload_lab.loaded")).engines
+    assert (engine.offload_store_bytes_total, engine.offload_load_bytes_total) == (4_227_072, 7_864_320)
+    old = "".join(
+        f'vllm:kv_offload_total_bytes_total{{engine="0",transfer_type="{way}"}} {value}\n'
+        for way, value in (("CPU_to_GPU", 5), ("GPU_to_CPU", 7))
+    )
+    (engine,) = read(PAGE + old).engines
+    assert (engine.offload_load_bytes_total, engine.offload_store_bytes_total) == (5, 7)
+
+
+def test_a_metric_that_hangs_on_a_flag_is_not_missed_when_it_goes() -> None:
+    assert read(PAGE + TIER).metrics == read(PAGE).metrics

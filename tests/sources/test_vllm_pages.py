@@ -87,6 +87,10 @@ def test_the_names_asked_for_are_those_of_a_page() -> None:
         "vllm:request_prompt_tokens_count",
         "vllm:request_prompt_tokens_sum",
         "vllm:request_generation_tokens_sum",
+        "vllm:request_prefill_time_seconds_sum",
+        "vllm:request_prefill_kv_computed_tokens_sum",
+        "vllm:kv_block_idle_before_evict_seconds_count",
+        "vllm:kv_block_idle_before_evict_seconds_sum",
     }
     seldom = {family.name for family in text_string_to_metric_families(filtered(WHOLE, WITH_SELDOM))} - told
     assert seldom == lengths | {"vllm:cache_config_info"}

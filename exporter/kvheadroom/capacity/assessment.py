@@ -22,10 +22,18 @@ from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.engine_states import StateFound, find_states
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.forecast import Forecast, forecast
-from kvheadroom.capacity.history import Moment, PastFigures, Recent, growth, growth_since_start, moment_of
+from kvheadroom.capacity.history import (
+    Moment,
+    PastFigures,
+    Recent,
+    growth,
+    growth_since_start,
+    moment_of,
+)
 from kvheadroom.capacity.ledger import Ledger, make_ledger, with_calibrated
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
+from kvheadroom.capacity.offload_tier import plan_tier
 from kvheadroom.capacity.own_start import OwnStart
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.prefix_cache import (
@@ -42,6 +50,8 @@ from kvheadroom.capacity.readings import (
     ProblemReason,
 )
 from kvheadroom.capacity.sessions import SessionCapacity, count_sessions
+from kvheadroom.capacity.warm_sessions import Warmth, assess_warmth
+from kvheadroom.capacity.warmth import Tiers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +98,7 @@ class Assessment:
     binding_limit: BindingLimit
     forecast: Forecast
     states: tuple[StateFound, ...]
+    warmth: Warmth
     problems: tuple[PageProblem, ...]
 
 
@@ -98,6 +109,7 @@ def assess(
     *,
     calibrated: CalibratedPrediction | None = None,
     own_start: OwnStart | None = None,
+    idle_seconds: tuple[float, ...] = (),
 ) -> Assessment:
     """Everything about one engine at one instant.
 
@@ -105,6 +117,7 @@ def assess(
         prediction: what `predict` gives for its facts, where it is known already.
         calibrated: what `calibrate` gives for them with what was learned of other starts.
         own_start: what its present start tells.
+        idle_seconds: for how long sessions may have been idle, to say whether they are still warm.
     """
     facts, snapshot = reading.facts, reading.snapshot
     if prediction is None:
@@ -158,10 +171,31 @@ def assess(
         binding_limit=binding_limit,
         forecast=forecast(admission, binding_limit, lengths_of),
         states=find_states(admission, reading.past, growths, sessions),
+        warmth=assess_warmth(
+            facts,
+            _tiers(reading, prediction, observation),
+            growths,
+            sessions,
+            idle_seconds=idle_seconds,
+        ),
         problems=(
             *_contradictions(snapshot, observation),
             *findings(snapshot, facts.rules, granularity, lately),
         ),
+    )
+
+
+def _tiers(reading: Reading, prediction: Prediction, observation: Observation) -> Tiers:
+    facts, snapshot = reading.facts, reading.snapshot
+    caches = facts.flags.enable_prefix_caching
+    return Tiers(
+        snapshot=snapshot,
+        observation=observation,
+        layout=prediction.layout,
+        planned=None if prediction.layout is None else plan_tier(facts, prediction.layout),
+        since_start=growth_since_start(moment_of(snapshot, reading.taken_at)),
+        # Where nobody says it: without prefix caching nothing is ever looked up.
+        caches=bool(snapshot.prefix_cache_queries_total) if caches is None else caches,
     )
 
 

@@ -301,6 +301,7 @@ _FLAG_TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (_SWITCHES, lambda value: isinstance(value, bool), "true or false"),
     (("kv_cache_dtype_skip_layers",), _is_words, "a list of words"),
     (("kv_offloading_size",), _is_size, "a number of GiB above 0"),
+    (("kv_offloading_backend",), lambda value: value in ("native", "lmcache"), "native or lmcache"),
     (("max_model_len",), _is_length, "a whole number above 0, or -1"),
     (("hf_overrides", "speculative_config"), lambda value: isinstance(value, Mapping), "a section"),
     (("kv_transfer_config",), _is_connector, "a section with a kv_connector and a kv_role that vLLM has"),

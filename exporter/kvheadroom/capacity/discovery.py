@@ -31,6 +31,7 @@ OUR_LABELS = frozenset(
             "fact",
         ),
         *("state", "gpu", "by", "window", "horizon", "term", "part", "finding", "reliability", "bound"),
+        *("cache_tier", "content", "idle_seconds", "warm"),
         *("le", "quantile"),
     }
 )

@@ -141,8 +141,8 @@ class CacheFlags:
         async_wanted: `--async-scheduling` is said.
         expert_parallel: `--enable-expert-parallel`.
         hybrid_manager_wanted: `--no-disable-hybrid-kv-cache-manager` is said.
-        offloading: `--kv-offloading-size` is given.
-        connector: `--kv-transfer-config` is given.
+        offloading: blocks go to host memory by vLLM's own connector.
+        connector: there is a KV connector, that one or another.
         enforce_eager: no CUDA graphs.
     """
 
@@ -162,6 +162,21 @@ class CacheFlags:
     offloading: bool = False
     connector: bool = False
     enforce_eager: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadFlags:
+    """What is said of a tier of the KV cache in host memory.
+
+    Attributes:
+        size_gib: `--kv-offloading-size`: of one engine, all its workers together.
+        backend: `--kv-offloading-backend`.
+        connector: `--kv-transfer-config`, as far as it is known.
+    """
+
+    size_gib: float | None = None
+    backend: str | None = None
+    connector: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +239,7 @@ class EngineFacts:
         kv_cache_dtype: vLLM's word (`auto`, `fp8`, ...).
         dtype: `--dtype`.
         flags: the flags that nothing else here stands for.
+        offload: a tier in host memory.
         draft: speculative decoding.
         data_parallel_size, enable_expert_parallel: over how many GPUs routed experts are spread, and how.
         max_num_batched_tokens: tokens scheduled per step, which windows keep; None when only a GPU's name would tell.
@@ -255,6 +271,7 @@ class EngineFacts:
     kv_cache_dtype: Fact[str]
     dtype: Fact[str]
     flags: CacheFlags
+    offload: OffloadFlags
     draft: Draft
     max_num_batched_tokens: Fact[int] | None
     max_num_seqs: Fact[int] | None

@@ -18,6 +18,7 @@ from kvheadroom.capacity.facts import (
     EngineFacts,
     Fact,
     MissingFact,
+    OffloadFlags,
     OperatorFacts,
     Origin,
     ServerAnswers,
@@ -27,6 +28,7 @@ from kvheadroom.capacity.gpu_catalogue import CPU, GPUS
 from kvheadroom.capacity.hardware import missing_for_pool, resolve_hardware
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.model_geometry import ModelGeometry, UnknownGeometry, read_geometry
+from kvheadroom.capacity.offload_rules import OFFLOADING_CONNECTOR
 from kvheadroom.capacity.overhead import estimate_overhead
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
@@ -141,6 +143,7 @@ def resolve_facts(
         kv_cache_dtype=said.fact("kv_cache_dtype", echoed.kv_cache_dtype, "auto"),
         dtype=said.fact("dtype", None, "auto"),
         flags=_cache_flags(flags, echoed),
+        offload=_offload_flags(flags, echoed),
         draft=draft,
         max_num_batched_tokens=batched_tokens,
         max_num_seqs=_num_seqs(said, gpu, batched_tokens),
@@ -235,9 +238,25 @@ def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
         mamba_ssm_cache_dtype=flags.get("mamba_ssm_cache_dtype") or "auto",
         mamba_block_size=flags.get("mamba_block_size"),
         max_num_seqs=flags.get("max_num_seqs"),
-        offloading=bool(flags.get("kv_offloading_size")),
-        connector=bool(flags.get("kv_transfer_config")),
+        offloading=_offloads(flags),
+        connector=bool(flags.get("kv_transfer_config") or flags.get("kv_offloading_size")),
         enforce_eager=bool(flags.get("enforce_eager")),
+    )
+
+
+def _offloads(flags: Mapping[str, Any]) -> bool:
+    """Whether the connector is vLLM's own, which `--kv-offloading-size` puts in the place of any other."""
+    if flags.get("kv_offloading_size"):
+        return flags.get("kv_offloading_backend") != "lmcache"
+    return (flags.get("kv_transfer_config") or {}).get("kv_connector") == OFFLOADING_CONNECTOR
+
+
+def _offload_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> OffloadFlags:
+    size = echoed.kv_offloading_size
+    return OffloadFlags(
+        size_gib=flags.get("kv_offloading_size") if size is None else size,
+        backend=echoed.kv_offloading_backend or flags.get("kv_offloading_backend"),
+        connector=flags.get("kv_transfer_config"),
     )
 
 

@@ -24,6 +24,14 @@ COUNTERS = (
     "finished_requests_total",
     "finished_prompt_tokens_total",
     "finished_generation_tokens_total",
+    "offload_load_bytes_total",
+    "offload_load_seconds_total",
+    "offload_store_bytes_total",
+    "offload_allocation_failures_total",
+    "prefill_seconds_total",
+    "prefill_computed_tokens_total",
+    "evicted_blocks_total",
+    "evicted_block_idle_seconds_total",
 )
 GAUGES = ("kv_usage_ratio", "requests_running", "requests_waiting", "requests_waiting_capacity")
 KEPT = (*COUNTERS, *GAUGES)

@@ -216,7 +216,9 @@ def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
     kimi_k3 = model.architecture.startswith("KimiK3")
     checks = (
         (
-            flags.connector and len(set(model.caches())) > 1,
+            flags.connector
+            and len(set(model.caches())) > 1
+            and not (flags.offloading and facts.rules.offload.keeps_hybrid_manager),
             "a KV connector may switch the hybrid KV cache manager off, which is not modelled with layers of several kinds",
         ),
         (

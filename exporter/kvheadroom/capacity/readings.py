@@ -102,6 +102,25 @@ class EchoedFlags:
     block_size: int | None = None
     """Only where the page says `user_specified_block_size="True"`; otherwise the label is a result."""
     kv_cache_dtype_skip_layers: tuple[str, ...] | None = None
+    kv_offloading_size: float | None = None
+    """GiB of one engine; its backend is told even where there is none."""
+    kv_offloading_backend: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToldTier:
+    """What the engine itself says of its tier in host memory (`kv_offload_config_info`, 0.33 and later).
+
+    Attributes:
+        num_chunks, blocks_per_chunk: of this engine.
+        size_bytes: padding included.
+        size_tokens: of requests of max_model_len.
+    """
+
+    num_chunks: int | None
+    blocks_per_chunk: int | None
+    size_bytes: int | None
+    size_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +143,14 @@ class EngineSnapshot:
         *_total: counters since the server's start; prefix counters in tokens.
         prompt_tokens_*_total: prompt tokens by where they came from: computed, found in this engine's cache, supplied by
             a connector; counted once for each request, as its prefill ends (0.16 and later).
+        offload_*_bytes_total: of one engine, all its workers together; offload_*_seconds_total: the same sum of their times, so that
+            bytes / seconds is what one worker moves.
+        offload_allocation_failures_total: stores for which the tier had no room, counted at each attempt (0.26 and later).
+        prefill_*_total: of requests that finished: seconds from their first scheduling to their first token, and tokens that were
+            computed for them.
+        evicted_*_total: sampled blocks that were taken for another content, and how long nobody had asked for theirs
+            (`--kv-cache-metrics`).
+        told_tier: a tier in host memory.
         finished_*_total: requests that finished, and their tokens; those whose client went away are not among them. All
             of one instant, which may be a minute before the rest.
     """
@@ -156,7 +183,16 @@ class EngineSnapshot:
     finished_requests_total: float | None = None
     finished_prompt_tokens_total: float | None = None
     finished_generation_tokens_total: float | None = None
+    offload_load_bytes_total: float | None = None
+    offload_load_seconds_total: float | None = None
+    offload_store_bytes_total: float | None = None
+    offload_allocation_failures_total: float | None = None
+    prefill_seconds_total: float | None = None
+    prefill_computed_tokens_total: float | None = None
+    evicted_blocks_total: float | None = None
+    evicted_block_idle_seconds_total: float | None = None
     sleeping: bool | None = None
+    told_tier: ToldTier | None = None
     echoed: EchoedFlags = EchoedFlags()
 
 
@@ -168,7 +204,8 @@ class VllmPage:
         format: `text` or `openmetrics`.
         engines: in the order of the engine number.
         process_start_time_seconds: absent on multi-process servers.
-        metrics: vLLM's names of the wanted metrics that the page has or declares, each by its newest name.
+        metrics: vLLM's names of the wanted metrics that the page has or declares, each by its newest name, but for those that a
+            server has with some flag only.
     """
 
     format: str

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvheadroom.capacity.offload_rules import OffloadRules, offload_rules
 from kvheadroom.capacity.scheduler_rules import SchedulerRules, scheduler_rules
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ class ReleaseRules:
         largest_batches: from 160 GiB on a GPU batches 16,384 tokens by default, not 8,192.
         packed_blocks: how groups of unlike blocks share the pool.
         scheduler: how waiting requests are admitted.
+        offload: how a tier in host memory is cut.
         subtracts_graphs: an estimate of the CUDA graphs is taken off before the pool is sized.
         second_runner: which models vLLM's second model runner serves by default.
         second_runner_subtracts_graphs: it makes that estimate as well.
@@ -109,6 +111,7 @@ class ReleaseRules:
     largest_batches: bool
     packed_blocks: PackedBlocks
     scheduler: SchedulerRules
+    offload: OffloadRules
     subtracts_graphs: bool
     second_runner: SecondRunner
     second_runner_subtracts_graphs: bool
@@ -242,6 +245,7 @@ def rules_for(version: str | None) -> ReleaseRules:
         largest_kind_factor=_of_release(_LARGEST_KIND_FACTORS, known),
         packed_blocks=_of_release(_PACKED_BLOCKS, known),
         scheduler=scheduler_rules(known),
+        offload=offload_rules(known),
         # envs.py VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS: 0 up to 0.19.1, 1 from 0.20.0
         subtracts_graphs=known >= (0, 20, 0),
         second_runner=_of_release(_SECOND_RUNNERS, known),

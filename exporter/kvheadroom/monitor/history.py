@@ -3,6 +3,7 @@
 import math
 from array import array
 from bisect import bisect_left
+from itertools import islice
 from operator import lt
 
 from kvheadroom.capacity.fleet import STALE_AFTER_TICKS
@@ -25,7 +26,7 @@ _USAGE = KEPT.index("kv_usage_ratio")
 class EngineHistory:
     """Scrapes of one engine, evenly spaced: at a gap, a restart or a clock set back they begin anew.
 
-    A scrape is 17 numbers; 53 KB in all at an interval of 1 s or less, 18 KB at 5 s.
+    A scrape is 24 figures and its time; 77 KB in all at an interval of 1 s or less, 26 KB at 5 s.
     """
 
     def __init__(self, interval_seconds: float) -> None:
@@ -80,7 +81,7 @@ class EngineHistory:
         longest = max(STALE_AFTER_TICKS * self._interval, LONGEST_GAP_SECONDS)
         if moved or not 0 < passed <= longest:
             return False
-        return not any(map(lt, now.figures[: len(COUNTERS)], before.figures))
+        return not any(islice(map(lt, now.figures, before.figures), len(COUNTERS)))
 
     def _ago(self, seconds: float) -> Moment | None:
         """The scrape nearest to so long ago; None if none is near."""

@@ -89,6 +89,7 @@ class ReplicaSampler:
     """Samples one replica and publishes its assessment on the board.
 
     Args:
+        idle_seconds: for how long sessions may have been idle, to say whether they are still warm.
         memory: of the sampler that this one follows.
         calibration: of this replica; None where nothing is to be learned, as from a recording.
     """
@@ -100,11 +101,13 @@ class ReplicaSampler:
         sources: ReplicaSources,
         board: Board,
         *,
+        idle_seconds: tuple[float, ...] = (),
         memory: ServerMemory | None = None,
         calibration: ReplicaCalibration | None = None,
     ) -> None:
         self._last = first
         self._session_tokens = session_tokens
+        self._idle_seconds = idle_seconds
         self._sources = sources
         self._board = board
         self._failures: Counter[tuple[str, FailureReason]] = Counter(dict(first.failures_total))
@@ -339,7 +342,14 @@ class ReplicaSampler:
                     now=now,
                 )
             engines.append(
-                assess(reading, self._session_tokens, prediction, calibrated=calibrated, own_start=own_start)
+                assess(
+                    reading,
+                    self._session_tokens,
+                    prediction,
+                    calibrated=calibrated,
+                    own_start=own_start,
+                    idle_seconds=self._idle_seconds,
+                )
             )
         return tuple(engines)
 

@@ -11,9 +11,11 @@ from kvheadroom.capacity.gpu_assignment import GpuAssignments
 from kvheadroom.capacity.gpu_ledger import HbmTotals, gpu_ledgers, hbm_totals
 from kvheadroom.capacity.gpus import GpuFailure
 from kvheadroom.capacity.memory_findings import memory_findings
+from kvheadroom.capacity.offload_tier import OffloadTier
 from kvheadroom.capacity.own_start import OwnStart
 from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
+from kvheadroom.capacity.warm_sessions import Warmth
 
 
 def inspect_report(source: str, page: VllmPage) -> dict[str, Any]:
@@ -397,12 +399,88 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
             }
             for window in engine.hit_windows
         ],
+        "warmth": _warmth(engine.warmth),
         "snapshot": _snapshot(engine.snapshot),
         "facts": _facts(engine.facts),
         "missing_facts": [
             {"fact": fact.fact, "why": fact.why, "way_out": fact.way_out} for fact in engine.facts.missing
         ],
         "assumed_facts": [{"fact": name, "assumed": what} for name, what in engine.facts.assumed()],
+    }
+
+
+def _warmth(warmth: Warmth) -> dict[str, Any]:
+    host, content = warmth.host, warmth.content
+    return {
+        "host_tier": None
+        if not isinstance(host, OffloadTier)
+        else {
+            "given_bytes": host.given_bytes,
+            "chunk_bytes": host.chunk_bytes,
+            "blocks_per_chunk": host.blocks_per_chunk,
+            "copies": host.copies,
+            "num_chunks": host.num_chunks,
+            "bytes": host.bytes,
+            "tokens": host.tokens,
+            "notes": list(host.notes),
+        },
+        "host_tier_unknown": host if isinstance(host, str) else None,
+        "capacities": [
+            {
+                "tier": str(one.tier),
+                "bytes": one.bytes,
+                "tokens": one.tokens,
+                "is_told": one.is_told,
+                "sessions": {str(tokens): fit for tokens, fit in one.sessions},
+            }
+            for one in warmth.capacities
+        ],
+        "hbm_blocks": content
+        and {
+            "referenced": content.referenced_blocks,
+            "cached": content.cached_blocks,
+            "blank": content.blank_blocks,
+        },
+        "retentions": [
+            {
+                "tier": str(one.tier),
+                "window": one.window,
+                "low_seconds": one.low_seconds,
+                "high_seconds": one.high_seconds,
+            }
+            for one in warmth.retentions
+        ],
+        "answers": [
+            {
+                "tier": str(one.tier),
+                "session_tokens": one.session_tokens,
+                "idle_seconds": one.idle_seconds,
+                "answer": str(one.answer),
+            }
+            for one in warmth.answers
+        ],
+        "rates": [
+            {
+                "window": one.window,
+                "prefill_tokens_per_second": one.prefill_tokens_per_second,
+                "load_bytes_per_second": one.load_bytes_per_second,
+            }
+            for one in warmth.rates
+        ],
+        "resume": [
+            {
+                "session_tokens": one.session_tokens,
+                "recompute_seconds": one.recompute_seconds,
+                "reload_seconds": one.reload_seconds,
+            }
+            for one in warmth.costs
+        ],
+        "evicted_block_idle_seconds": dict(warmth.measured_idle_seconds),
+        "saved": [
+            {"tier": str(one.tier), "tokens": one.tokens, "prefill_seconds": one.prefill_seconds}
+            for one in warmth.saved
+        ],
+        "findings": [{"finding": str(finding), "detail": detail} for finding, detail in warmth.findings],
     }
 
 

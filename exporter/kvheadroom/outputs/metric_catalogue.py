@@ -269,6 +269,116 @@ SESSIONS_HEADROOM = Metric(
     _SESSION_LABELS,
     "Whole sessions of session_tokens tokens that fit in the free blocks now.",
 )
+_TIER_LABELS = (*ENGINE_LABELS, "cache_tier")
+TIER_BYTES = Metric(
+    "tier_capacity_bytes",
+    "gauge",
+    _TIER_LABELS,
+    "What a tier of the KV cache holds: hbm (the pool, of one GPU) or host (the offload tier in host memory, of the engine, all its workers "
+    "together; told by vLLM from 0.33, else planned from flags). Absent where it is not known.",
+)
+TIER_TOKENS = Metric(
+    "tier_capacity_tokens",
+    "gauge",
+    _TIER_LABELS,
+    "The same in tokens, of requests of max_model_len, as vLLM counts them.",
+)
+TIER_SESSIONS = Metric(
+    "tier_sessions",
+    "gauge",
+    (*_TIER_LABELS, "session_tokens"),
+    "Sessions of session_tokens tokens that a tier holds at once.",
+)
+HBM_BLOCKS = Metric(
+    "hbm_blocks",
+    "gauge",
+    (*ENGINE_LABELS, "content"),
+    "Blocks of the pool by what they hold: referenced (of running requests), cached (of none, and may be found again), blank. vLLM tells "
+    "the first; the others follow from what was computed since its start.",
+)
+RETENTION_LOW = Metric(
+    "retention_low_seconds",
+    "gauge",
+    (*_TIER_LABELS, "window"),
+    "So long at least what nobody asks for stays in a tier, by what came in over the window, everything that was asked for taken for "
+    "different content. Absent where nothing was evicted since the server's start, and where it is not known.",
+)
+RETENTION_HIGH = Metric(
+    "retention_high_seconds",
+    "gauge",
+    (*_TIER_LABELS, "window"),
+    "So long at most: the new content alone counted.",
+)
+SESSION_WARM = Metric(
+    "session_warm",
+    "gauge",
+    (*_TIER_LABELS, "session_tokens", "idle_seconds", "warm"),
+    "1; the label warm tells whether a session of session_tokens tokens that was idle for idle_seconds (idle_times of the config) is still in "
+    "the tier: yes, no, or perhaps (between retention_low_seconds and retention_high_seconds).",
+)
+EVICTED_IDLE = Metric(
+    "evicted_block_idle_seconds",
+    "gauge",
+    (*ENGINE_LABELS, "window"),
+    "How long sampled blocks of the pool had not been asked for when other content took their place, on average, with the time of their own "
+    "request (vllm:kv_block_idle_before_evict_seconds, with --kv-cache-metrics).",
+)
+PREFILL_RATE = Metric(
+    "prefill_tokens_per_second",
+    "gauge",
+    (*ENGINE_LABELS, "window"),
+    "Prompt tokens computed for a request, by the time from its first scheduling to its first token, over those that finished in the window: "
+    "under the load that there was.",
+)
+LOAD_RATE = Metric(
+    "offload_load_bytes_per_second",
+    "gauge",
+    (*ENGINE_LABELS, "window"),
+    "What one worker loads from the host's memory while it loads (bytes / time of vllm:kv_offload_load_*).",
+)
+RESUME = Metric(
+    "resume_seconds",
+    "gauge",
+    (*_SESSION_LABELS, "by"),
+    "Seconds until a session of session_tokens tokens that was evicted from HBM can go on: by recompute of all of it at the measured prefill "
+    "speed, or by reload from the host's memory at the measured speed. Absent where no speed was measured.",
+)
+SAVED_TOKENS = Metric(
+    "prefill_saved_tokens_total",
+    "counter",
+    _TIER_LABELS,
+    "Prompt tokens that were found in a tier and not computed, since the server's start.",
+)
+SAVED_SECONDS = Metric(
+    "prefill_saved_seconds",
+    "gauge",
+    _TIER_LABELS,
+    "Seconds of prefill that they would have taken, by the speed since the server's start.",
+)
+WARM_FINDING = Metric(
+    "warm_finding",
+    "gauge",
+    (*ENGINE_LABELS, "finding"),
+    "1 for what keeps the offload tier from doing what its size promises: tier_too_small (stores found no room), tier_not_paying (stores, but "
+    "no loads in an hour), nothing_stored. The status page has the sentence.",
+)
+OFFLOAD = (
+    _counter(
+        "offload_store_bytes_total",
+        "Bytes stored in host memory, all workers of the engine together (vllm:kv_offload_store_bytes).",
+        lambda a: a.snapshot.offload_store_bytes_total,
+    ),
+    _counter(
+        "offload_load_bytes_total",
+        "Bytes loaded from host memory, all workers of the engine together (vllm:kv_offload_load_bytes).",
+        lambda a: a.snapshot.offload_load_bytes_total,
+    ),
+    _counter(
+        "offload_allocation_failures_total",
+        "Stores for which the tier had no room, counted at each attempt (vllm:kv_offload_allocation_failure, from 0.26).",
+        lambda a: a.snapshot.offload_allocation_failures_total,
+    ),
+)
 WAITING_BY_REASON = Metric(
     "requests_waiting_by_reason",
     "gauge",
@@ -655,6 +765,21 @@ CATALOGUE: tuple[Metric, ...] = (
     PREDICTED_OVERHEAD,
     UNEXPLAINED_OVERHEAD,
     MEMORY_FINDING,
+    TIER_BYTES,
+    TIER_TOKENS,
+    TIER_SESSIONS,
+    HBM_BLOCKS,
+    RETENTION_LOW,
+    RETENTION_HIGH,
+    SESSION_WARM,
+    EVICTED_IDLE,
+    PREFILL_RATE,
+    LOAD_RATE,
+    RESUME,
+    SAVED_TOKENS,
+    SAVED_SECONDS,
+    WARM_FINDING,
+    *OFFLOAD,
     WAITING_BY_REASON,
     BINDING_LIMIT,
     ENGINE_STATE,

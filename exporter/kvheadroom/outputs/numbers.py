@@ -48,6 +48,18 @@ def signed_size(value: float) -> str:
     return "0" if value == 0 else f"{'+' if value > 0 else '-'}{size(abs(value))}"
 
 
+def span(value: float | None) -> str:
+    """How long something lasts, by the unit that fits: `3.5 s`, `45 min`, `2.1 h`, `3 days`."""
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    for least, unit, name in ((2 * 86_400, 86_400, "days"), (7_200, 3_600, "h"), (120, 60, "min")):
+        if value >= least:
+            return f"{value / unit:,.3g} {name}"
+    return f"{value:.3g} s"
+
+
 def seconds(value: float | None) -> str:
     """A duration or an age."""
     if value is None:

@@ -324,6 +324,83 @@ def _predicted_overhead(engine: Assessment) -> Iterator[Sample]:
         yield (part,), size
 
 
+def _capacities(field: str) -> Callable[[Assessment], Iterator[Sample]]:
+    def samples(engine: Assessment) -> Iterator[Sample]:
+        for one in engine.warmth.capacities:
+            value = getattr(one, field)
+            if value is not None:
+                yield (one.tier,), value
+
+    return samples
+
+
+def _tier_sessions(engine: Assessment) -> Iterator[Sample]:
+    for one in engine.warmth.capacities:
+        for tokens, fit in one.sessions:
+            yield (one.tier, str(tokens)), fit
+
+
+def _hbm_blocks(engine: Assessment) -> Iterator[Sample]:
+    content = engine.warmth.content
+    for name in () if content is None else ("referenced", "cached", "blank"):
+        value = getattr(content, f"{name}_blocks")
+        if value is not None:
+            yield (name,), value
+
+
+def _retentions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
+    def samples(engine: Assessment) -> Iterator[Sample]:
+        for one in engine.warmth.retentions:
+            value = getattr(one, field)
+            if value is not None:
+                yield (one.tier, one.window), value
+
+    return samples
+
+
+def _warm_answers(engine: Assessment) -> Iterator[Sample]:
+    for one in engine.warmth.answers:
+        yield (one.tier, str(one.session_tokens), f"{one.idle_seconds:g}", one.answer), 1.0
+
+
+def _evicted_idle(engine: Assessment) -> Iterator[Sample]:
+    for window, value in engine.warmth.measured_idle_seconds:
+        yield (window,), value
+
+
+def _rates(field: str) -> Callable[[Assessment], Iterator[Sample]]:
+    def samples(engine: Assessment) -> Iterator[Sample]:
+        for one in engine.warmth.rates:
+            value = getattr(one, field)
+            if value is not None:
+                yield (one.window,), value
+
+    return samples
+
+
+def _resume(engine: Assessment) -> Iterator[Sample]:
+    for one in engine.warmth.costs:
+        for by in ("recompute", "reload"):
+            value = getattr(one, f"{by}_seconds")
+            if value is not None:
+                yield (str(one.session_tokens), by), value
+
+
+def _saved(field: str) -> Callable[[Assessment], Iterator[Sample]]:
+    def samples(engine: Assessment) -> Iterator[Sample]:
+        for one in engine.warmth.saved:
+            value = getattr(one, field)
+            if value is not None:
+                yield (one.tier,), value
+
+    return samples
+
+
+def _warm_findings(engine: Assessment) -> Iterator[Sample]:
+    for found in dict.fromkeys(finding for finding, _ in engine.warmth.findings):
+        yield (found,), 1.0
+
+
 def _waiting(engine: Assessment) -> Iterator[Sample]:
     for reason in ("capacity", "deferred"):
         value = getattr(engine.snapshot, f"requests_waiting_{reason}")
@@ -421,6 +498,20 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.CALIBRATION_RELIABILITY: _reliability,
     m.CALIBRATION_CLAMPED: _clamped,
     m.OVERHEAD_SAMPLE: _overhead_sample,
+    m.TIER_BYTES: _capacities("bytes"),
+    m.TIER_TOKENS: _capacities("tokens"),
+    m.TIER_SESSIONS: _tier_sessions,
+    m.HBM_BLOCKS: _hbm_blocks,
+    m.RETENTION_LOW: _retentions("low_seconds"),
+    m.RETENTION_HIGH: _retentions("high_seconds"),
+    m.SESSION_WARM: _warm_answers,
+    m.EVICTED_IDLE: _evicted_idle,
+    m.PREFILL_RATE: _rates("prefill_tokens_per_second"),
+    m.LOAD_RATE: _rates("load_bytes_per_second"),
+    m.RESUME: _resume,
+    m.SAVED_TOKENS: _saved("tokens"),
+    m.SAVED_SECONDS: _saved("prefill_seconds"),
+    m.WARM_FINDING: _warm_findings,
     m.WAITING_BY_REASON: _waiting,
     m.BINDING_LIMIT: _binding_limit,
     m.ENGINE_STATE: _states,

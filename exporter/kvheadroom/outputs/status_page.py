@@ -21,6 +21,7 @@ from kvheadroom.outputs.numbers import (
     signed_percent,
     signed_size,
     size,
+    span,
 )
 
 
@@ -124,6 +125,7 @@ def _environment() -> Environment:
         "gigabytes": gigabytes,
         "bounds_words": bounds_words,
         "seconds": seconds,
+        "span": span,
         "usage_word": usage_word,
         "state_words": state_words,
         "limit_words": limit_words,

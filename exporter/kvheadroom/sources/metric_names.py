@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 INFO_METRIC = "cache_config_info"
+TIER_INFO = "kv_offload_config_info"
 SLEEP_STATE = "engine_sleep_state"
 LARGEST_WHOLE = 2**53
 """Beyond this a float, and with it every metric, no longer tells whole numbers apart."""
@@ -27,6 +28,7 @@ class WantedMetric:
         most: the largest value that can be true.
         releases: which show it, for people.
         seldom: asked for once a minute.
+        by_flag: a server has it with some flag only, so that its absence tells nothing.
     """
 
     metric: str
@@ -35,6 +37,7 @@ class WantedMetric:
     most: float = LARGEST_WHOLE
     releases: str = "all"
     seldom: bool = False
+    by_flag: bool = False
 
 
 # Where a release says one figure under two names, the preferred one stands first.
@@ -94,20 +97,69 @@ WANTED_METRICS: tuple[WantedMetric, ...] = (
         releases="from 0.16",
     ),
     WantedMetric("generation_tokens_total", "generation_tokens_total"),
-    # Of these histograms the sums alone: how long prompts and answers are on average.
+    # Flat names are absent until the first transfer, while the older ones stand there at 0.
+    WantedMetric(
+        "kv_offload_load_bytes_total", "offload_load_bytes_total", releases="from 0.24", by_flag=True
+    ),
+    WantedMetric(
+        "kv_offload_load_time_total", "offload_load_seconds_total", releases="from 0.24", by_flag=True
+    ),
+    WantedMetric(
+        "kv_offload_store_bytes_total", "offload_store_bytes_total", releases="from 0.24", by_flag=True
+    ),
+    *(
+        WantedMetric(name, field, when=("transfer_type", direction), releases="from 0.16", by_flag=True)
+        for name, direction, field in (
+            ("kv_offload_total_bytes_total", "CPU_to_GPU", "offload_load_bytes_total"),
+            ("kv_offload_total_bytes_total", "GPU_to_CPU", "offload_store_bytes_total"),
+            ("kv_offload_total_time_total", "CPU_to_GPU", "offload_load_seconds_total"),
+        )
+    ),
+    WantedMetric(
+        "kv_offload_allocation_failure_total",
+        "offload_allocation_failures_total",
+        releases="from 0.26",
+        by_flag=True,
+    ),
+    # Of these histograms the sums alone: how long prompts and answers are on average, how long their prefill takes, and how long
+    # blocks were idle before another content took their place.
     WantedMetric("request_prompt_tokens_count", "finished_requests_total", seldom=True),
     WantedMetric("request_prompt_tokens_sum", "finished_prompt_tokens_total", seldom=True),
     WantedMetric("request_generation_tokens_sum", "finished_generation_tokens_total", seldom=True),
+    WantedMetric("request_prefill_time_seconds_sum", "prefill_seconds_total", seldom=True),
+    WantedMetric(
+        "request_prefill_kv_computed_tokens_sum",
+        "prefill_computed_tokens_total",
+        releases="from 0.13",
+        seldom=True,
+    ),
+    WantedMetric(
+        "kv_block_idle_before_evict_seconds_count",
+        "evicted_blocks_total",
+        releases="from 0.12, with --kv-cache-metrics",
+        seldom=True,
+        by_flag=True,
+    ),
+    WantedMetric(
+        "kv_block_idle_before_evict_seconds_sum",
+        "evicted_block_idle_seconds_total",
+        releases="from 0.12, with --kv-cache-metrics",
+        seldom=True,
+        by_flag=True,
+    ),
 )
 
 NAMES: tuple[str, ...] = tuple(
-    dict.fromkeys((INFO_METRIC, SLEEP_STATE, *(wanted.metric for wanted in WANTED_METRICS)))
+    dict.fromkeys((INFO_METRIC, SLEEP_STATE, TIER_INFO, *(wanted.metric for wanted in WANTED_METRICS)))
 )
 SELDOM_NAMES: frozenset[str] = frozenset(
-    (INFO_METRIC, *(wanted.metric for wanted in WANTED_METRICS if wanted.seldom))
+    (INFO_METRIC, TIER_INFO, *(wanted.metric for wanted in WANTED_METRICS if wanted.seldom))
 )
 """Asked for once a minute: a histogram, or the thirty labels of what never changes in a process, cost the server as much as
 five or six gauges."""
+BY_FLAG: frozenset[str] = frozenset(
+    (TIER_INFO, *(wanted.metric for wanted in WANTED_METRICS if wanted.by_flag))
+)
 OFTEN_NAMES: tuple[str, ...] = tuple(name for name in NAMES if name not in SELDOM_NAMES)
 BY_NAME: Mapping[str, tuple[WantedMetric, ...]] = {
     name: tuple(wanted for wanted in WANTED_METRICS if wanted.metric == name) for name in NAMES
@@ -118,5 +170,5 @@ RANK: Mapping[str, int] = {name: rank for rank, name in enumerate(NAMES)}
 NEWEST: Mapping[str, str] = {
     wanted.metric: next(other.metric for other in WANTED_METRICS if other.field == wanted.field)
     for wanted in WANTED_METRICS
-} | {INFO_METRIC: INFO_METRIC, SLEEP_STATE: SLEEP_STATE}
+} | {name: name for name in (INFO_METRIC, SLEEP_STATE, TIER_INFO)}
 """The newest name of the same figure."""

@@ -1,23 +1,26 @@
-"""The labels of `vllm:cache_config_info` -> fields of the snapshot."""
+"""The labels of `vllm:cache_config_info` and `vllm:kv_offload_config_info` -> fields of the snapshot."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvheadroom.capacity.readings import EchoedFlags, PageProblem, ProblemReason
-from kvheadroom.sources.metric_names import INFO_METRIC, LARGEST_WHOLE
+from kvheadroom.capacity.readings import EchoedFlags, PageProblem, ProblemReason, ToldTier
+from kvheadroom.sources.metric_names import INFO_METRIC, LARGEST_WHOLE, TIER_INFO
 from kvheadroom.sources.page_scanner import Series, number_of
 
 
 class _InfoLabels:
-    """The labels of `cache_config_info`, as numbers and words.
+    """The labels of an info metric, as numbers and words.
 
     They are Python's str() of the fields: `None` is the word for absent. A number that cannot be one of a running
     engine is dropped and reported.
     """
 
-    def __init__(self, engine: str, labels: Mapping[str, str], problems: list[PageProblem]) -> None:
+    def __init__(
+        self, engine: str, labels: Mapping[str, str], problems: list[PageProblem], metric: str = INFO_METRIC
+    ) -> None:
         self._engine = engine
+        self._metric = metric
         self._labels = labels
         self._problems = problems
 
@@ -52,7 +55,7 @@ class _InfoLabels:
         return None if text is None else tuple(re.findall(r"[\w.]+", text))
 
     def _drop(self, name: str, text: str) -> None:
-        detail = f"engine {self._engine}: {name}={text[:60]!r} of {INFO_METRIC} dropped, it cannot be true"
+        detail = f"engine {self._engine}: {name}={text[:60]!r} of {self._metric} dropped, it cannot be true"
         self._problems.append(PageProblem(ProblemReason.BAD_VALUE, detail))
 
 
@@ -98,5 +101,22 @@ def info_fields(
             ),
             block_size=block_size if info.text("user_specified_block_size") == "True" else None,
             kv_cache_dtype_skip_layers=info.words("kv_cache_dtype_skip_layers"),
+            kv_offloading_size=info.number("kv_offloading_size", LARGEST_WHOLE),
+            kv_offloading_backend=info.text("kv_offloading_backend"),
         ),
     }
+
+
+def told_tier(name: str, labels: Mapping[str, str], problems: list[PageProblem]) -> ToldTier:
+    """The tier in host memory as the engine tells it.
+
+    Args:
+        problems: takes what cannot be true.
+    """
+    info = _InfoLabels(name, labels, problems, TIER_INFO)
+    return ToldTier(
+        num_chunks=info.whole("cpu_num_chunks"),
+        blocks_per_chunk=info.whole("cpu_blocks_per_chunk"),
+        size_bytes=info.whole("cpu_kv_cache_size_bytes"),
+        size_tokens=info.whole("cpu_kv_cache_size_tokens"),
+    )

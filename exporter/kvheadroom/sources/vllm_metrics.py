@@ -22,12 +22,14 @@ from kvheadroom.capacity.readings import (
     VllmPage,
 )
 from kvheadroom.sources.metric_names import (
+    BY_FLAG,
     INFO_METRIC,
     LARGEST_WHOLE,
     NAMES,
     NEWEST,
     RANK,
     SLEEP_STATE,
+    TIER_INFO,
 )
 from kvheadroom.sources.page_scanner import (
     BadLineError,
@@ -38,7 +40,7 @@ from kvheadroom.sources.page_scanner import (
     wanted_lines,
 )
 from kvheadroom.sources.seldom_lines import SeldomLines
-from kvheadroom.sources.vllm_info import info_fields, info_of
+from kvheadroom.sources.vllm_info import info_fields, info_of, told_tier
 
 MAX_ENGINES = 1024
 MAX_WANTED_LINES = 32 * MAX_ENGINES
@@ -186,7 +188,7 @@ class _Layout:
     """What stands on a page beside the values.
 
     Attributes:
-        metrics: the newest names, with `vllm:`, of the metrics that have samples.
+        metrics: the newest names, with `vllm:`, of the metrics that have samples, but for those that hang on a flag.
         without_samples: such names of the others, each with what declares it.
     """
 
@@ -205,11 +207,13 @@ def _layout(series: Sequence[Series]) -> _Layout:
         server_of[one.engine] = one.server
         if one.metric == INFO_METRIC and "engine" not in one.labels:
             of_all.setdefault(one.server, []).append(one)
-        elif one.field is not None or one.metric in (INFO_METRIC, SLEEP_STATE):
+        elif one.field is not None or one.metric in (INFO_METRIC, SLEEP_STATE, TIER_INFO):
             indexes.setdefault(one.engine, []).append(index)
     # An engine that only says whether it sleeps has not started.
     names = [
-        name for name, own in indexes.items() if any(series[index].metric != SLEEP_STATE for index in own)
+        name
+        for name, own in indexes.items()
+        if any(series[index].metric not in (SLEEP_STATE, TIER_INFO) for index in own)
     ]
     if not names:
         names = [one.engine for infos in of_all.values() for one in infos[:1]]
@@ -228,11 +232,11 @@ def _layout(series: Sequence[Series]) -> _Layout:
         detail = f"the page has {len(names)} engines; only the first {MAX_ENGINES} are read"
         problem = PageProblem(ProblemReason.BAD_VALUE, detail)
         engines[0] = replace(engines[0], problems=(problem, *engines[0].problems))
-    metrics = frozenset(f"vllm:{NEWEST[one.metric]}" for one in series)
+    metrics = frozenset(f"vllm:{NEWEST[one.metric]}" for one in series if one.metric not in BY_FLAG)
     without = [
         (newest, b"# TYPE vllm:%b " % name.encode())
         for name in NAMES
-        if (newest := f"vllm:{NEWEST[name]}") not in metrics
+        if name not in BY_FLAG and (newest := f"vllm:{NEWEST[name]}") not in metrics
     ]
     return _Layout(tuple(series), tuple(engines), metrics, tuple(without))
 
@@ -260,6 +264,9 @@ def _engine_layout(
         info = info_of(name, infos, problems)
         static |= info_fields(name, info.labels, engines_with_info, problems)
         block_factor = 1 if "engine" in info.labels else static["block_size"]
+    tier = next((series[index] for index in indexes if series[index].metric == TIER_INFO), None)
+    if tier is not None:
+        static["told_tier"] = told_tier(name, tier.labels, problems)
     plain = {
         target: found[0]
         for target, found in by_field.items()

@@ -96,8 +96,38 @@ def _draft(text: str) -> dict[str, Any]:
 
 
 def _connector(text: str) -> dict[str, Any]:
-    name = _object(text).get("kv_connector")
-    return {"kv_connector": name if isinstance(name, str) and _WORD.fullmatch(name) else OTHER_KEY}
+    """The connector's name, and of its settings those that decide the size of a tier in host memory."""
+    return _connector_of(_object(text))
+
+
+def _connector_of(section: Mapping[str, Any], *, is_child: bool = False) -> dict[str, Any]:
+    kept: dict[str, Any] = {"kv_connector": _name_or_other(section.get("kv_connector"))}
+    given = section.get("kv_connector_extra_config")
+    if not isinstance(given, dict):
+        return kept
+    extra: dict[str, Any] = {name: given[name] for name in _TIER_NUMBERS if _is_size(given.get(name))}
+    extra |= {name: _name_or_other(given[name]) for name in _TIER_WORDS if given.get(name) is not None}
+    children = given.get("connectors")
+    if isinstance(children, list) and not is_child:
+        extra["connectors"] = [
+            _connector_of(child, is_child=True)
+            for child in children[:_MOST_CONNECTORS]
+            if isinstance(child, dict)
+        ]
+    return {**kept, "kv_connector_extra_config": extra} if extra else kept
+
+
+_TIER_NUMBERS = ("cpu_bytes_to_use", "block_size", "blocks_per_chunk")
+_TIER_WORDS = ("spec_name",)
+_MOST_CONNECTORS = 16
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
+
+
+def _name_or_other(value: object) -> str:
+    return value if isinstance(value, str) and _WORD.fullmatch(value) else OTHER_KEY
 
 
 _parallel = _number(1, MOST_GPUS)
@@ -122,6 +152,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     "mamba_ssm_cache_dtype": _one_of(_STATE_DTYPES),
     "mamba_block_size": _count,
     "kv_offloading_size": _real(1e9),
+    "kv_offloading_backend": _one_of(frozenset({"native", "lmcache"})),
     "attention_backend": _word,
     "kv_transfer_config": _connector,
     "speculative_config": _draft,
