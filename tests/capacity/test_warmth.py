@@ -146,6 +146,31 @@ def test_a_pool_that_was_never_full_keeps_everything() -> None:
     assert found.answer(1e9) is Answer.YES
 
 
+def test_of_a_model_that_is_not_known_the_block_size_of_one_group_tells_it() -> None:
+    before, now = busy(pool_tokens=1616, max_concurrency=1616 / 2048)
+    known = of(now)
+    unknown = Tiers(
+        snapshot=now,
+        observation=observe(now, facts(), None),
+        layout=None,
+        planned=None,
+        since_start=known.since_start,
+        caches=True,
+    )
+    assert unknown.observation.used_tokens is not None
+    assert retentions(unknown, minute(before, now)) == retentions(known, minute(before, now)) != ()
+    # Whose page does not show that there is one group.
+    silent = Tiers(
+        snapshot=now,
+        observation=replace(unknown.observation, used_tokens=None),
+        layout=None,
+        planned=None,
+        since_start=known.since_start,
+        caches=True,
+    )
+    assert retentions(silent, minute(before, now)) == ()
+
+
 def test_a_window_in_which_nothing_came_in_tells_nothing() -> None:
     now = said(prompt_tokens_total=50_000.0)
     assert retentions(of(now), minute(now, now)) == ()

@@ -126,7 +126,7 @@ class Tiers:
 
     def __post_init__(self) -> None:
         """What every window needs is made once."""
-        each = _blocks_per_token(self.layout)
+        each = _blocks_per_token(self.layout, self.observation)
         object.__setattr__(self, "blocks_per_token", each)
         object.__setattr__(self, "blocks_ever", _new_blocks(self.since_start, each))
 
@@ -213,9 +213,15 @@ def local_hits(grown: Growth) -> float | None:
 _GROWS_WITH_TOKENS = frozenset({Kind.FULL, Kind.LATENT, Kind.WINDOW, Kind.LATENT_WINDOW, Kind.CHUNKED})
 
 
-def _blocks_per_token(layout: KvLayout | None) -> float | None:
-    """Blocks that each token takes over all groups; None with recurrent states, of which vLLM keeps some."""
-    if layout is None or any(group.specs[0].kind is Kind.STATE for group in layout.groups):
+def _blocks_per_token(layout: KvLayout | None, observation: Observation) -> float | None:
+    """Blocks that each token takes over all groups; None with recurrent states, of which vLLM keeps some.
+
+    Of a model that is not known, the engine's own block size tells it where the page shows that there is one group.
+    """
+    if layout is None:
+        size = None if observation.used_tokens is None else observation.block_size
+        return 1 / size if size else None
+    if any(group.specs[0].kind is Kind.STATE for group in layout.groups):
         return None
     return sum(
         1 / (group.block_size * (layout.decode_context if group.specs[0].dcp_sharded else 1))
