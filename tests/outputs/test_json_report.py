@@ -150,6 +150,8 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         "low_bytes": 1_050_000_007 - 32_767,
         "high_bytes": 1_150_000_000 + 32_767,
         "samples": 3,
+        # Of two logs that told them: the middle.
+        "measured_weights_bytes": 4_065_537,
         "reliability": "good",
         "clamped": None,
         "note": "learned from 3 starts like it (1.05 to 1.15 GB)",

@@ -497,6 +497,7 @@ def _calibrated(calibrated: CalibratedPrediction) -> dict[str, Any]:
         "low_bytes": learned.low_bytes,
         "high_bytes": learned.high_bytes,
         "samples": learned.samples,
+        "measured_weights_bytes": learned.measured_weights_bytes,
         "reliability": str(learned.reliability),
         "clamped": None if learned.clamp is None else str(learned.clamp),
         "note": learned.note,
