@@ -22,7 +22,7 @@ from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, OVERHE
 from kvheadroom.outputs.prometheus import exposition
 from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
-from tests.outputs.fleet import NOW, calibrated, fleet, inflated, on_a_gpu
+from tests.outputs.fleet import NOW, calibrated, fleet, inflated, offloading, on_a_gpu
 from tests.outputs.fleet import replica as replica_of
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -519,3 +519,14 @@ def test_an_exposition_of_some_metrics_has_their_lines_alone_as_the_whole_page_h
     expected = [line for line in whole.splitlines() if wanted.match(line)]
     assert part.splitlines() == expected
     assert len(expected) > 4
+
+
+def test_idle_times_that_differ_by_a_second_have_labels_of_their_own() -> None:
+    told = offloading()
+    (engine,) = told.engines
+    (answer, *_) = engine.warmth.answers
+    times = (5.0, 0.5, 1_234_567.0, 1_234_568.0)
+    warmth = replace(engine.warmth, answers=tuple(replace(answer, idle_seconds=each) for each in times))
+    text = page(shown=FleetAssessment(replicas=(replace(told, engines=(replace(engine, warmth=warmth),)),)))
+    shown = [dict(labels) for name, labels in samples(text) if name == f"{PREFIX}session_warm"]
+    assert sorted(one["idle_seconds"] for one in shown) == ["0.5", "1234567", "1234568", "5"]

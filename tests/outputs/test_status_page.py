@@ -8,13 +8,15 @@ import pytest
 
 from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.calibration_samples import Excluded, Exclusion
+from kvheadroom.capacity.facts import OffloadFlags
 from kvheadroom.capacity.fleet import FleetAssessment, withhold_stale
 from kvheadroom.capacity.gpu_assignment import OthersMemory
 from kvheadroom.capacity.own_start import OwnStart
-from kvheadroom.outputs.numbers import count, gigabytes, percent, seconds, signed, size
+from kvheadroom.capacity.readings import ToldTier
+from kvheadroom.outputs.numbers import count, gigabytes, percent, seconds, signed, size, span
 from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
-from tests.outputs.fleet import NOW, calibrated, fleet, inflated, on_a_gpu, replica
+from tests.outputs.fleet import NOW, calibrated, fleet, inflated, offloading, on_a_gpu, replica
 
 
 class _Text(HTMLParser):
@@ -271,3 +273,27 @@ def test_a_replay_is_said_on_the_page() -> None:
 )
 def test_numbers_are_written_for_people(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "–"), (0.25, "250 ms"), (3.5, "3.5 s"), (300.0, "5 min"), (2700.0, "45 min"), (7560.0, "2.1 h"),
+        (259_200.0, "3 days"), (86_400.0 * 999, "999 days"), (86_400.0 * 1000, "1,000 days"), (86_400.0 * 1_234_567, "1,234,567 days"),
+    ],
+)  # fmt: skip
+def test_how_long_something_lasts_is_written_for_people(value: float | None, expected: str) -> None:
+    assert span(value) == expected
+
+
+def test_a_tier_that_the_engine_alone_tells_of_is_shown_before_anything_was_measured() -> None:
+    told = offloading()
+    (engine,) = told.engines
+    tier = ToldTier(num_chunks=0, blocks_per_chunk=1, size_bytes=0, size_tokens=0)
+    reading = Reading(
+        facts=replace(engine.facts, offload=OffloadFlags()),
+        snapshot=replace(engine.snapshot, told_tier=tier),
+        taken_at=engine.taken_at,
+    )
+    shown = FleetAssessment(replicas=(replace(told, engines=(assess(reading, (1024,)),)),))
+    assert "not one chunk fits in the tier in host memory; make it larger." in words(shown=shown)

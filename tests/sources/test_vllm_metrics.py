@@ -477,3 +477,21 @@ def test_what_is_moved_to_host_memory_is_read_under_both_names() -> None:
 
 def test_a_metric_that_hangs_on_a_flag_is_not_missed_when_it_goes() -> None:
     assert read(PAGE + TIER).metrics == read(PAGE).metrics
+
+
+def test_a_tier_without_a_chunk_is_told_as_one() -> None:
+    empty = TIER.replace('"128"', '"0"').replace('"8388608"', '"0"').replace('"8192"', '"0"')
+    page = read(PAGE + empty)
+    (engine,) = page.engines
+    assert engine.told_tier == ToldTier(num_chunks=0, blocks_per_chunk=2, size_bytes=0, size_tokens=0)
+    assert page.problems == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["kv_offload_store_bytes_total", 'kv_offload_total_bytes_total{transfer_type="GPU_to_CPU"}']
+)
+def test_more_bytes_than_a_float_counts_one_by_one_were_moved_all_the_same(name: str) -> None:
+    page = read(f"{PAGE}vllm:{name} 9.1e15\n")
+    (engine,) = page.engines
+    assert engine.offload_store_bytes_total == 9.1e15
+    assert page.problems == ()

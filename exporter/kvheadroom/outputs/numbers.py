@@ -56,7 +56,7 @@ def span(value: float | None) -> str:
         return f"{value * 1000:.0f} ms"
     for least, unit, name in ((2 * 86_400, 86_400, "days"), (7_200, 3_600, "h"), (120, 60, "min")):
         if value >= least:
-            return f"{value / unit:,.3g} {name}"
+            return f"{value / unit:,.{'3g' if value < 999.5 * unit else '0f'}} {name}"
     return f"{value:.3g} s"
 
 

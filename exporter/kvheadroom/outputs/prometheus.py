@@ -360,7 +360,9 @@ def _retentions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
 
 def _warm_answers(engine: Assessment) -> Iterator[Sample]:
     for one in engine.warmth.answers:
-        yield (one.tier, str(one.session_tokens), f"{one.idle_seconds:g}", one.answer), 1.0
+        # All its digits: a label that is rounded may be that of another time too.
+        idle = str(one.idle_seconds).removesuffix(".0")
+        yield (one.tier, str(one.session_tokens), idle, one.answer), 1.0
 
 
 def _evicted_idle(engine: Assessment) -> Iterator[Sample]:

@@ -13,6 +13,9 @@ SLEEP_STATE = "engine_sleep_state"
 LARGEST_WHOLE = 2**53
 """Beyond this a float, and with it every metric, no longer tells whole numbers apart."""
 
+_MOST_BYTES = 2.0**63
+"""Of counters of bytes: eight GPUs that move 10 GB/s each are beyond 2^53 in 31 hours, and what a float rounds there matters to nobody."""
+
 # Rounding may push a full pool a hair over 1.
 _FULL = 1.0 + 1e-9
 
@@ -99,16 +102,31 @@ WANTED_METRICS: tuple[WantedMetric, ...] = (
     WantedMetric("generation_tokens_total", "generation_tokens_total"),
     # Flat names are absent until the first transfer, while the older ones stand there at 0.
     WantedMetric(
-        "kv_offload_load_bytes_total", "offload_load_bytes_total", releases="from 0.24", by_flag=True
+        "kv_offload_load_bytes_total",
+        "offload_load_bytes_total",
+        most=_MOST_BYTES,
+        releases="from 0.24",
+        by_flag=True,
     ),
     WantedMetric(
         "kv_offload_load_time_total", "offload_load_seconds_total", releases="from 0.24", by_flag=True
     ),
     WantedMetric(
-        "kv_offload_store_bytes_total", "offload_store_bytes_total", releases="from 0.24", by_flag=True
+        "kv_offload_store_bytes_total",
+        "offload_store_bytes_total",
+        most=_MOST_BYTES,
+        releases="from 0.24",
+        by_flag=True,
     ),
     *(
-        WantedMetric(name, field, when=("transfer_type", direction), releases="from 0.16", by_flag=True)
+        WantedMetric(
+            name,
+            field,
+            when=("transfer_type", direction),
+            most=_MOST_BYTES,
+            releases="from 0.16",
+            by_flag=True,
+        )
         for name, direction, field in (
             ("kv_offload_total_bytes_total", "CPU_to_GPU", "offload_load_bytes_total"),
             ("kv_offload_total_bytes_total", "GPU_to_CPU", "offload_store_bytes_total"),

@@ -40,12 +40,14 @@ class _InfoLabels:
             return None
         return number
 
-    def whole(self, name: str) -> int | None:
-        """1 or more."""
+    def whole(self, name: str, least: int = 1) -> int | None:
+        """At least so much."""
         text = self.text(name)
         if text is None:
             return None
-        if not (text.isascii() and text.isdecimal() and len(text) < 20 and 0 < int(text) <= LARGEST_WHOLE):
+        if not (
+            text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= LARGEST_WHOLE
+        ):
             self._drop(name, text)
             return None
         return int(text)
@@ -114,9 +116,10 @@ def told_tier(name: str, labels: Mapping[str, str], problems: list[PageProblem])
         problems: takes what cannot be true.
     """
     info = _InfoLabels(name, labels, problems, TIER_INFO)
+    # A tier that is smaller than one chunk has none, and vLLM starts with it.
     return ToldTier(
-        num_chunks=info.whole("cpu_num_chunks"),
+        num_chunks=info.whole("cpu_num_chunks", least=0),
         blocks_per_chunk=info.whole("cpu_blocks_per_chunk"),
-        size_bytes=info.whole("cpu_kv_cache_size_bytes"),
-        size_tokens=info.whole("cpu_kv_cache_size_tokens"),
+        size_bytes=info.whole("cpu_kv_cache_size_bytes", least=0),
+        size_tokens=info.whole("cpu_kv_cache_size_tokens", least=0),
     )
