@@ -18,7 +18,8 @@ import pytest
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.offload_tier import OffloadTier, plan_tier
-from tests.capacity.facts_builder import facts
+from kvheadroom.capacity.readings import EchoedFlags
+from tests.capacity.facts_builder import TINY_LLAMA, facts
 from tests.capacity.truth import BY_ID, facts_of
 
 GIB = 2**30
@@ -245,3 +246,53 @@ def test_before_0_14_the_size_did_nothing() -> None:
     layout = plan_layout(known)
     assert isinstance(layout, KvLayout)
     assert "from 0.14.0 on" in str(plan_tier(known, layout))
+
+
+HYBRID: dict[str, Any] = {
+    **TINY_LLAMA,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 6,
+    "sliding_window": 512,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"],
+}
+OWN = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": GIB}}
+SIZE = {"kv_offloading_size": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "is_planned"),
+    [
+        ("0.20.0", SIZE, False),
+        # vLLM makes a connector of the size after it has looked for one.
+        ("0.21.0", SIZE, True),
+        ("0.21.0", {**SIZE, "kv_transfer_config": OWN}, False),
+        ("0.21.0", {"kv_transfer_config": OWN}, False),
+        ("0.22.0", {"kv_transfer_config": OWN}, True),
+        ("0.22.0", {**SIZE, "kv_transfer_config": OWN}, True),
+        ("0.33.0", {**SIZE, "kv_offloading_backend": "lmcache"}, False),
+        ("0.33.0", {"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, False),
+        ("0.33.0", {"kv_transfer_config": {"kv_connector": "MultiConnector"}}, False),
+        # The size takes the place of any connector.
+        ("0.33.0", {**SIZE, "kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, True),
+    ],
+)  # fmt: skip
+def test_layers_of_several_kinds_are_planned_where_vllm_keeps_their_groups(
+    version: str, flags: dict[str, Any], *, is_planned: bool
+) -> None:
+    known = facts(config=HYBRID, flags={"max_num_batched_tokens": 2048, **flags}, version=version)
+    assert isinstance(plan_layout(known), KvLayout) is is_planned
+
+
+def test_a_size_that_the_engine_tells_itself_counts_as_one_of_its_flags() -> None:
+    flags = {"max_num_batched_tokens": 2048}
+    told = EchoedFlags(kv_offloading_size=1.0, kv_offloading_backend="native")
+    known = facts(config=HYBRID, flags=flags, echoed=told, version="0.20.0")
+    assert (known.flags.offloading, known.flags.connector) == (True, True)
+    assert "a KV connector may switch" in str(plan_layout(known))
+    assert [flag.value for flag in known.told_flags if flag.name == "kv_offloading_size"] == ["1.0"]
+    # Its backend alone is told by every engine.
+    none = facts(
+        config=HYBRID, flags=flags, echoed=EchoedFlags(kv_offloading_backend="native"), version="0.20.0"
+    )
+    assert isinstance(plan_layout(none), KvLayout)

@@ -118,6 +118,7 @@ def resolve_facts(
 
     default_block_size = 128 if platform.value == CPU else 16
     batched_tokens = _batched_tokens(said, gpu, max_model_len, model, rules)
+    offload = _offload_flags(flags, echoed)
     facts = EngineFacts(
         rules=rules,
         version=None if answers.version is None else Fact(answers.version, Origin.SERVER),
@@ -142,8 +143,8 @@ def resolve_facts(
         enable_expert_parallel=said.fact("enable_expert_parallel", None, False),  # noqa: FBT003
         kv_cache_dtype=said.fact("kv_cache_dtype", echoed.kv_cache_dtype, "auto"),
         dtype=said.fact("dtype", None, "auto"),
-        flags=_cache_flags(flags, echoed),
-        offload=_offload_flags(flags, echoed),
+        flags=_cache_flags(flags, echoed, offload),
+        offload=offload,
         draft=draft,
         max_num_batched_tokens=batched_tokens,
         max_num_seqs=_num_seqs(said, gpu, batched_tokens),
@@ -217,7 +218,7 @@ def _with_weights(facts: EngineFacts) -> EngineFacts:
     )
 
 
-def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
+def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags, offload: OffloadFlags) -> CacheFlags:
     skipped = echoed.kv_cache_dtype_skip_layers
     if skipped is None:
         skipped = tuple(flags.get("kv_cache_dtype_skip_layers") or ())
@@ -238,17 +239,17 @@ def _cache_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> CacheFlags:
         mamba_ssm_cache_dtype=flags.get("mamba_ssm_cache_dtype") or "auto",
         mamba_block_size=flags.get("mamba_block_size"),
         max_num_seqs=flags.get("max_num_seqs"),
-        offloading=_offloads(flags),
-        connector=bool(flags.get("kv_transfer_config") or flags.get("kv_offloading_size")),
+        offloading=_offloads(offload),
+        connector=bool(offload.connector or offload.size_gib),
         enforce_eager=bool(flags.get("enforce_eager")),
     )
 
 
-def _offloads(flags: Mapping[str, Any]) -> bool:
+def _offloads(offload: OffloadFlags) -> bool:
     """Whether the connector is vLLM's own, which `--kv-offloading-size` puts in the place of any other."""
-    if flags.get("kv_offloading_size"):
-        return flags.get("kv_offloading_backend") != "lmcache"
-    return (flags.get("kv_transfer_config") or {}).get("kv_connector") == OFFLOADING_CONNECTOR
+    if offload.size_gib:
+        return offload.backend != "lmcache"
+    return (offload.connector or {}).get("kv_connector") == OFFLOADING_CONNECTOR
 
 
 def _offload_flags(flags: Mapping[str, Any], echoed: EchoedFlags) -> OffloadFlags:

@@ -19,6 +19,7 @@ from kvheadroom.capacity.kv_specs import HOLDS_BATCHES, HOLDS_EVERY_TOKEN, Kind,
 from kvheadroom.capacity.layer_specs import PlannedSpecs, plan_specs
 from kvheadroom.capacity.layers import Mamba1State, Mamba2State, StateLayer
 from kvheadroom.capacity.model_geometry import ModelGeometry
+from kvheadroom.capacity.offload_rules import Hybrids
 from kvheadroom.capacity.offloading import offloading_refusal
 from kvheadroom.capacity.parallelism import pipeline_stages
 from kvheadroom.capacity.refusals import refusals
@@ -207,6 +208,15 @@ def _plan_on(
         return str(reason)
 
 
+def _keeps_hybrid_manager(facts: EngineFacts) -> bool:
+    """Whether layers of several kinds stay in groups of their own beside the connector (`config/vllm.py` __post_init__)."""
+    keeps = facts.rules.offload.keeps_hybrid_manager
+    is_of_size_alone = facts.offload.size_gib is not None and not facts.offload.connector
+    return facts.flags.offloading and (
+        keeps is Hybrids.ALWAYS or (keeps is Hybrids.BY_SIZE and is_of_size_alone)
+    )
+
+
 def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
     """What of these facts goes beyond the rules, whatever the layers; empty where nothing does."""
     flags, parallelism = facts.flags, facts.parallelism
@@ -216,9 +226,7 @@ def _not_modelled(facts: EngineFacts, model: ModelGeometry) -> str:
     kimi_k3 = model.architecture.startswith("KimiK3")
     checks = (
         (
-            flags.connector
-            and len(set(model.caches())) > 1
-            and not (flags.offloading and facts.rules.offload.keeps_hybrid_manager),
+            flags.connector and len(set(model.caches())) > 1 and not _keeps_hybrid_manager(facts),
             "a KV connector may switch the hybrid KV cache manager off, which is not modelled with layers of several kinds",
         ),
         (

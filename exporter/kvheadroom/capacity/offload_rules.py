@@ -18,6 +18,16 @@ class OneCopy(StrEnum):
     REPLICATED = "all layers alike on every rank"
 
 
+class Hybrids(StrEnum):
+    """When the hybrid KV cache manager stays on beside vLLM's own connector."""
+
+    NEVER = "never"
+    BY_SIZE = (
+        "where --kv-offloading-size alone asks for it, which vLLM looks at too late to switch the manager off"
+    )
+    ALWAYS = "always"
+
+
 @dataclass(frozen=True, slots=True)
 class OffloadRules:
     """How bytes become chunks, and what is kept of a request.
@@ -28,13 +38,9 @@ class OffloadRules:
         page_bytes: chunks are rounded up to a multiple of it.
         one_copy: where MLA under tensor parallelism is stored once.
         prefix_groups_only: groups that take no part in prefix caching are not stored.
-        prompts_only: blocks of answers are stored only once they are part of a prompt.
         rounds_allocations: each tensor of a worker is pinned on its own, and its size rounded up to a power of two.
         in_shared_memory: the tier is one file of `/dev/shm`.
-        tells_capacity: `kv_offload_config_info` is on the page.
-        keeps_hybrid_manager: layers of several kinds keep their groups beside vLLM's own connector; before, the hybrid KV cache manager was
-            switched off.
-        lookups_after_local: a connector is asked for what the engine's own cache had not; before, for whole prompts.
+        keeps_hybrid_manager: layers of several kinds keep their groups beside vLLM's own connector.
     """
 
     since: tuple[int, int, int]
@@ -42,21 +48,17 @@ class OffloadRules:
     page_bytes: int = 1
     one_copy: OneCopy = OneCopy.NEVER
     prefix_groups_only: bool = False
-    prompts_only: bool = False
     rounds_allocations: bool = True
     in_shared_memory: bool = False
-    tells_capacity: bool = False
-    lookups_after_local: bool = False
-    keeps_hybrid_manager: bool = False
+    keeps_hybrid_manager: Hybrids = Hybrids.NEVER
 
 
 _BY_BLOCKS = OffloadRules((0, 11, 0))
 _BY_BYTES = replace(_BY_BLOCKS, since=(0, 14, 0), takes_bytes=True)
-_AFTER_LOCAL = replace(_BY_BYTES, since=(0, 16, 0), lookups_after_local=True)
-_HYBRIDS = replace(_AFTER_LOCAL, since=(0, 22, 0), keeps_hybrid_manager=True)
-_PROMPTS = replace(_HYBRIDS, since=(0, 23, 0), prompts_only=True)
+_OF_THE_SIZE = replace(_BY_BYTES, since=(0, 21, 0), keeps_hybrid_manager=Hybrids.BY_SIZE)
+_HYBRIDS = replace(_OF_THE_SIZE, since=(0, 22, 0), keeps_hybrid_manager=Hybrids.ALWAYS)
 _SHARED = replace(
-    _PROMPTS,
+    _HYBRIDS,
     since=(0, 27, 0),
     page_bytes=4096,
     one_copy=OneCopy.LATENT,
@@ -64,9 +66,8 @@ _SHARED = replace(
     in_shared_memory=True,
 )
 _PREFIXES = replace(_SHARED, since=(0, 31, 0), one_copy=OneCopy.REPLICATED, prefix_groups_only=True)
-_TOLD = replace(_PREFIXES, since=(0, 33, 0), tells_capacity=True)
 
-RELEASES = (_BY_BLOCKS, _BY_BYTES, _AFTER_LOCAL, _HYBRIDS, _PROMPTS, _SHARED, _PREFIXES, _TOLD)
+RELEASES = (_BY_BLOCKS, _BY_BYTES, _OF_THE_SIZE, _HYBRIDS, _SHARED, _PREFIXES)
 """From old to new."""
 
 

@@ -96,7 +96,7 @@ def _in_words(value: object) -> str:
 _POOL = "kv_cache_memory_bytes"
 _ECHOED = (
     *(_POOL, "kv_cache_dtype", "block_size", "gpu_memory_utilization", "num_gpu_blocks_override"),
-    *("enable_prefix_caching", "kv_cache_dtype_skip_layers"),
+    *("enable_prefix_caching", "kv_cache_dtype_skip_layers", "kv_offloading_size"),
 )
 _WEIGHING = frozenset({"quantization", "quantization_config"})
 
