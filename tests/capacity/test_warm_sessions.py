@@ -1,5 +1,6 @@
 """What is said of warm sessions as a whole: capacities, answers, what was spared, and what keeps a tier from paying."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.history import moment_of
+from kvheadroom.capacity.history import COUNTERS, moment_of
 from kvheadroom.capacity.readings import EngineSnapshot, ToldTier
 from kvheadroom.capacity.warm_sessions import WarmFinding, Warmth
 from kvheadroom.capacity.warmth import Answer, Tier
@@ -184,3 +185,93 @@ def test_where_nobody_says_whether_prefixes_are_cached_a_look_up_tells() -> None
     assert warmth(lately=BUSY, prefix_cache_queries_total=0.0).retentions == ()
     off = facts(flags={"enable_prefix_caching": False})
     assert warmth(off, lately=BUSY).retentions == ()
+
+
+def test_a_time_to_answer_for_that_is_said_twice_is_answered_once() -> None:
+    of = warmth(lately=BUSY, idle_seconds=(300.0, 60.0, 300.0))
+    assert [one.idle_seconds for one in of.answers if one.session_tokens == 1024] == [60.0, 300.0]
+
+
+def test_where_nobody_tells_of_prefix_caching_nothing_is_said_to_be_lost() -> None:
+    of = warmth(lately=BUSY, prefix_cache_queries_total=None)
+    assert of.retentions == ()
+    assert of.content is not None
+    assert (of.content.referenced_blocks, of.content.cached_blocks, of.content.blank_blocks) == (
+        200,
+        None,
+        None,
+    )
+
+
+def test_an_engine_that_sleeps_keeps_nothing() -> None:
+    before = {**BUSY, "offload_store_bytes_total": float(4 * GIB)}
+    awake = warmth(offloading(), lately=before, offload_store_bytes_total=float(5 * GIB))
+    assert {one.tier for one in awake.retentions} == set(Tier)
+    of = warmth(
+        offloading(),
+        lately=before,
+        offload_store_bytes_total=float(5 * GIB),
+        sleeping=True,
+        idle_seconds=(1.0,),
+    )
+    assert (of.retentions, of.answers) == ((), ())
+
+
+SEVERAL = {
+    "kv_connector": "MultiConnector",
+    "kv_connector_extra_config": {
+        "connectors": [
+            {"kv_connector": "NixlConnector"},
+            {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": GIB}},
+        ]
+    },
+}
+TIERED = {
+    "kv_connector": "OffloadingConnector",
+    "kv_connector_extra_config": {"cpu_bytes_to_use": GIB, "spec_name": "TieringOffloadingSpec"},
+}
+
+
+@pytest.mark.parametrize("connector", [SEVERAL, TIERED])
+def test_what_other_tiers_may_have_supplied_is_not_put_down_to_host_memory(connector: dict[str, Any]) -> None:
+    of = warmth(facts(flags={"kv_transfer_config": connector}))
+    assert [one.tier for one in of.capacities] == [Tier.HBM, Tier.HOST]
+    assert [one.tier for one in of.saved] == [Tier.HBM]
+
+
+def test_where_the_engine_tells_of_other_chunks_than_its_flags_no_session_is_counted_in_them() -> None:
+    told = ToldTier(num_chunks=160, blocks_per_chunk=4, size_bytes=160 * 65_536, size_tokens=10_240)
+    of = warmth(offloading(), told_tier=told, lately=BUSY, idle_seconds=(60.0,))
+    [host] = [one for one in of.capacities if one.tier is Tier.HOST]
+    assert (host.bytes, host.tokens, host.sessions) == (160 * 65_536, 10_240, ())
+    assert isinstance(of.host, str)
+    assert of.host.startswith("its chunks have 4 blocks, and by the flags that are known 1")
+    known = facts(
+        flags={
+            "kv_offloading_size": 1.0,
+            "kv_transfer_config": {"kv_connector_extra_config": {"blocks_per_chunk": 4}},
+        }
+    )
+    [host] = [one for one in warmth(known, told_tier=told).capacities if one.tier is Tier.HOST]
+    assert dict(host.sessions) == {1024: 10.0, 2048: 5.0}
+
+
+@pytest.mark.parametrize("tiny", [5e-324, 1e-300, 1e-9])
+def test_what_is_next_to_nothing_is_divided_by_nowhere(tiny: float) -> None:
+    names = [name for name in COUNTERS if name not in ("prompt_tokens_total", "generation_tokens_total")]
+    for name in names:
+        counters: dict[str, Any] = {**dict.fromkeys(COUNTERS, 2.0**53), name: tiny}
+        of = warmth(
+            offloading(),
+            lately=dict.fromkeys(COUNTERS, 0.0),
+            idle_seconds=(60.0,),
+            **counters,
+        )
+        shown = [one.prefill_seconds for one in of.saved]
+        shown += [
+            rate for one in of.rates for rate in (one.prefill_tokens_per_second, one.load_bytes_per_second)
+        ]
+        shown += [cost for one in of.costs for cost in (one.recompute_seconds, one.reload_seconds)]
+        shown += [end for one in of.retentions for end in (one.low_seconds, one.high_seconds)]
+        shown += [value for _, value in of.measured_idle_seconds]
+        assert all(math.isfinite(value) for value in shown if value is not None), name

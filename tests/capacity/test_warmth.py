@@ -7,8 +7,9 @@ import pytest
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.history import Growth, growth, growth_since_start, moment_of
+from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.observation import observe
-from kvheadroom.capacity.offload_tier import plan_tier
+from kvheadroom.capacity.offload_tier import OffloadTier, plan_tier
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import EngineSnapshot, ToldTier
 from kvheadroom.capacity.warmth import (
@@ -23,7 +24,7 @@ from kvheadroom.capacity.warmth import (
     resume_costs,
     retentions,
 )
-from tests.capacity.facts_builder import facts
+from tests.capacity.facts_builder import TINY_LLAMA, facts
 
 # TINY_LLAMA: 1,024 B per token, blocks of 16 tokens, 16 KiB.
 BLOCK_BYTES = 16 * 1024
@@ -304,3 +305,33 @@ def test_the_idle_time_of_evicted_blocks_is_their_mean() -> None:
 def test_a_retention_says_yes_only_up_to_its_shorter_figure() -> None:
     only_high = Retention(tier=Tier.HOST, window="5m", low_seconds=None, high_seconds=100.0)
     assert [only_high.answer(idle) for idle in (50.0, 101.0)] == [Answer.PERHAPS, Answer.NO]
+
+
+def test_while_some_chunks_may_hold_less_a_tier_counts_as_full_as_soon_as_it_may_be() -> None:
+    """Groups of 3, 2 and 3 layers: a chunk has room for 3."""
+    windows = {
+        **TINY_LLAMA,
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 8,
+        "sliding_window": 512,
+        "layer_types": [*["sliding_attention"] * 5, *["full_attention"] * 3],
+    }
+    known = facts(config=windows, flags={"kv_offloading_size": 1.0, "max_num_batched_tokens": 2048})
+    layout = plan_layout(known)
+    assert isinstance(layout, KvLayout)
+    tier = plan_tier(known, layout)
+    assert isinstance(tier, OffloadTier)
+    assert [len(group.specs) for group in layout.groups] == [3, 2, 3]
+    assert tier.least_stored_bytes * 3 == tier.content_bytes * 2
+    least, most = (tier.num_chunks * each for each in (tier.least_stored_bytes, tier.content_bytes))
+
+    def kept(ever: float) -> Retention | None:
+        before, now = stored(said(), ever, GIB / 10)
+        tiers = of(now, known)
+        return next((one for one in retentions(tiers, minute(before, now)) if one.tier is Tier.HOST), None)
+
+    assert kept(least - 1) == Retention(tier=Tier.HOST, window="1m", low_seconds=None, high_seconds=None)
+    full = kept((least + most) / 2)
+    assert full is not None
+    assert full.high_seconds == pytest.approx(most * 60 / (GIB / 10))

@@ -30,10 +30,11 @@ from kvheadroom.capacity.history import (
     growth_since_start,
     moment_of,
 )
+from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.ledger import Ledger, make_ledger, with_calibrated
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.occupancy import TokenOccupancy, estimate_occupancy
-from kvheadroom.capacity.offload_tier import plan_tier
+from kvheadroom.capacity.offload_tier import OffloadTier, plan_tier
 from kvheadroom.capacity.own_start import OwnStart
 from kvheadroom.capacity.prediction import Prediction, predict
 from kvheadroom.capacity.prefix_cache import (
@@ -48,6 +49,7 @@ from kvheadroom.capacity.readings import (
     EngineSnapshot,
     PageProblem,
     ProblemReason,
+    ToldTier,
 )
 from kvheadroom.capacity.sessions import SessionCapacity, count_sessions
 from kvheadroom.capacity.warm_sessions import Warmth, assess_warmth
@@ -192,11 +194,29 @@ def _tiers(reading: Reading, prediction: Prediction, observation: Observation) -
         snapshot=snapshot,
         observation=observation,
         layout=prediction.layout,
-        planned=None if prediction.layout is None else plan_tier(facts, prediction.layout),
+        planned=None if prediction.layout is None else _planned(facts, prediction.layout, snapshot.told_tier),
         since_start=growth_since_start(moment_of(snapshot, reading.taken_at)),
-        # Where nobody says it: without prefix caching nothing is ever looked up.
-        caches=bool(snapshot.prefix_cache_queries_total) if caches is None else caches,
+        caches=_looks_up(snapshot) if caches is None else caches,
     )
+
+
+def _planned(facts: EngineFacts, layout: KvLayout, told: ToldTier | None) -> OffloadTier | str | None:
+    """The tier in host memory, where the engine does not tell another shape of its chunks than the flags do."""
+    planned = plan_tier(facts, layout)
+    if told is None or told.blocks_per_chunk is None or not isinstance(planned, OffloadTier):
+        return planned
+    if planned.blocks_per_chunk == told.blocks_per_chunk:
+        return planned
+    return (
+        f"its chunks have {told.blocks_per_chunk} blocks, and by the flags that are known {planned.blocks_per_chunk}; "
+        "say kv_transfer_config in full"
+    )
+
+
+def _looks_up(snapshot: EngineSnapshot) -> bool | None:
+    """Whether prefixes are cached, where nobody says it: else nothing is ever looked up."""
+    queries = snapshot.prefix_cache_queries_total
+    return None if queries is None else queries > 0
 
 
 def _longest_blocks(facts: EngineFacts, sessions: tuple[SessionCapacity, ...]) -> int | None:

@@ -30,23 +30,27 @@ class OffloadTier:
     Attributes:
         given_bytes: what was asked for, for this engine.
         chunk_bytes: of one chunk in host memory, all workers together; `content_bytes` of them without what it is rounded up by.
+        least_stored_bytes: that may be copied for a chunk: of the group with the least to keep, without what its blocks are padded by.
         blocks_per_chunk: of the GPU's pool.
         copies: of what a block holds: 1 where ranks that hold the same store it once.
         num_chunks: 0 where not one fits; then every store fails.
         bytes: chunks x chunk_bytes, of the host's memory.
         tokens: as vLLM counts: of requests of max_model_len; None where that is not known.
         group_chunks: (tokens of a chunk, most chunks of a request or None) of each group that is stored.
+        is_alone: what a connector supplies comes from here; else there are other connectors, or tiers behind this one.
         notes: what is assumed or to be known, each one sentence.
     """
 
     given_bytes: int
     chunk_bytes: int
     content_bytes: int
+    least_stored_bytes: int
     blocks_per_chunk: int
     copies: int
     num_chunks: int
     tokens: int | None
     group_chunks: tuple[tuple[int, int | None], ...]
+    is_alone: bool = True
     notes: tuple[str, ...] = ()
 
     @property
@@ -104,11 +108,19 @@ def plan_tier(facts: EngineFacts, layout: KvLayout) -> OffloadTier | str | None:
         given_bytes=given,
         chunk_bytes=chunk_bytes,
         content_bytes=content_bytes,
+        least_stored_bytes=min(
+            content_bytes,
+            *(
+                sum(spec.unpadded_bytes for spec in group.specs) * copies // sizes.pipeline * per_chunk
+                for group in groups
+            ),
+        ),
         blocks_per_chunk=per_chunk,
         copies=copies,
         num_chunks=chunks,
         tokens=None if length is None else chunks * length // _chunks(group_chunks, length),
         group_chunks=group_chunks,
+        is_alone=_is_alone(facts, extra),
         notes=tuple(_notes(facts, is_alike=is_alike, chunks=chunks)),
     )
 
@@ -143,6 +155,13 @@ def _settings(facts: EngineFacts) -> tuple[int, Mapping[str, Any]] | str | None:
     if given is None or given < 1:
         return "cpu_bytes_to_use of kv_connector_extra_config is not known"
     return given, extra
+
+
+def _is_alone(facts: EngineFacts, extra: Mapping[str, Any]) -> bool:
+    is_one_of_several = (
+        facts.offload.size_gib is None and (facts.offload.connector or {}).get("kv_connector") == SEVERAL
+    )
+    return not is_one_of_several and extra.get("spec_name", _CPU_SPEC) == _CPU_SPEC
 
 
 def _section(of: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:

@@ -55,7 +55,7 @@ class WarmAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What one tier spared since the server's start.
+    """What one tier spared since the server's start; nothing is said of host memory where other tiers supply tokens too.
 
     Attributes:
         tokens: of prompts that were found there.
@@ -110,7 +110,7 @@ def assess_warmth(
 
     Args:
         growths: by window, the shortest first.
-        idle_seconds: to answer for.
+        idle_seconds: to answer for, each once.
     """
     lengths = tuple(row.session_tokens for row in sessions)
     capacities = tuple(_capacities(tiers, sessions))
@@ -122,7 +122,7 @@ def assess_warmth(
         capacities=capacities,
         content=hbm_content(tiers),
         retentions=kept,
-        answers=tuple(_answers(kept, capacities, idle_seconds)),
+        answers=tuple(_answers(kept, capacities, tuple(sorted(set(idle_seconds))))),
         rates=tuple(one for one in measured if one.prefill_tokens_per_second or one.load_bytes_per_second),
         costs=resume_costs(facts, tiers, _longest_measured(measured), lengths),
         measured_idle_seconds=tuple((window, value) for window, value in idle if value is not None),
@@ -202,8 +202,10 @@ def _saved(tiers: Tiers) -> Iterable[Saved]:
     external = ever.of("prompt_tokens_external_kv_transfer_total")
     if external is None:
         external = ever.of("external_prefix_cache_hits_total")
+    host = tiers.host
+    is_of_host = bool(tiers.snapshot.told_tier) if host is None else host.is_alone
     for tier, tokens in ((Tier.HBM, local_hits(ever)), (Tier.HOST, external)):
-        if tokens is not None and (tier is Tier.HBM or tiers.host is not None or tiers.snapshot.told_tier):
+        if tokens is not None and (tier is Tier.HBM or is_of_host):
             yield Saved(tier=tier, tokens=tokens, prefill_seconds=None if speed is None else tokens / speed)
 
 

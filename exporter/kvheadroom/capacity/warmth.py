@@ -110,7 +110,7 @@ class Tiers:
         layout: None where the model is not known.
         planned: the tier in host memory; a string says why it is not known; None where no flag asks for one.
         since_start: what the counters grew by since the server's start.
-        caches: prefix caching is on; else nothing that is freed in the pool is found again.
+        caches: prefix caching is on; else nothing that is freed in the pool is found again. None where nobody tells it.
         blocks_per_token: that each token takes over all groups; None where that is not known.
         blocks_ever: that were taken for new content since the server's start; None where that is not known.
     """
@@ -120,7 +120,7 @@ class Tiers:
     layout: KvLayout | None
     planned: OffloadTier | str | None
     since_start: Growth
-    caches: bool
+    caches: bool | None
     blocks_per_token: float | None = field(init=False)
     blocks_ever: float | None = field(init=False)
 
@@ -146,17 +146,22 @@ def hbm_content(tiers: Tiers) -> HbmContent | None:
     used, free = observation.used_blocks, observation.free_blocks
     if used is None or free is None:
         return None
-    if not tiers.caches:
+    if tiers.caches is False:
         return HbmContent(referenced_blocks=used, cached_blocks=0, blank_blocks=free)
     taken = tiers.blocks_ever
-    if taken is None:
+    if taken is None or tiers.caches is None:
         return HbmContent(referenced_blocks=used, cached_blocks=None, blank_blocks=None)
     cached = min(free, max(0, int(taken) - used))
     return HbmContent(referenced_blocks=used, cached_blocks=cached, blank_blocks=free - cached)
 
 
 def retentions(tiers: Tiers, growths: Mapping[str, Growth]) -> tuple[Retention, ...]:
-    """Of each tier and window where it can be told; none of a window in which nothing came in."""
+    """Of each tier and window where it can be told; none of a window in which nothing came in.
+
+    An engine that sleeps has dropped what was cached, in its connector as well (`v1/engine/core.py` sleep, 0.33.0).
+    """
+    if tiers.snapshot.sleeping:
+        return ()
     found = []
     for window, grown in growths.items():
         if tiers.caches and (one := _hbm_retention(tiers, window, grown)) is not None:
@@ -173,7 +178,7 @@ def _hbm_retention(tiers: Tiers, window: str, grown: Growth) -> Retention | None
         return None
     if tiers.blocks_ever is not None and tiers.blocks_ever < usable:
         return Retention(tier=Tier.HBM, window=window, low_seconds=None, high_seconds=None)
-    if new <= 0:
+    if new < _LEAST:
         return None
     return Retention(
         tier=Tier.HBM,
@@ -231,22 +236,23 @@ def _blocks_per_token(layout: KvLayout | None, observation: Observation) -> floa
 
 
 def _host_retention(tiers: Tiers, window: str, grown: Growth) -> Retention | None:
-    """Of the tier by what is stored, in bytes of content: what chunks are rounded up by is stored by nobody."""
-    size = tier_bytes(tiers.host, tiers.snapshot)
+    """Of the tier by what is stored: what chunks are rounded up by is stored by nobody, and in some there is less than in others."""
+    held = _held_bytes(tiers.host, tiers.snapshot)
     stored, seconds = grown.of("offload_store_bytes_total"), grown.seconds
-    if size is None or stored is None or seconds is None:
+    if held is None or stored is None or seconds is None:
         return None
+    least, most = held
     ever = tiers.since_start.of("offload_store_bytes_total")
-    if ever is not None and ever < size:
+    if ever is not None and ever < least:
         return Retention(tier=Tier.HOST, window=window, low_seconds=None, high_seconds=None)
-    if stored <= 0:
+    if stored < _LEAST:
         return None
     asked = _asked_bytes(grown, tiers.host)
     return Retention(
         tier=Tier.HOST,
         window=window,
-        low_seconds=None if asked is None else size * seconds / max(stored, asked),
-        high_seconds=size * seconds / stored,
+        low_seconds=None if asked is None else least * seconds / max(stored, asked),
+        high_seconds=most * seconds / stored,
     )
 
 
@@ -258,13 +264,13 @@ def _asked_bytes(grown: Growth, tier: OffloadTier | None) -> float | None:
     return prompts * sum(tier.content_bytes / tokens for tokens, _ in tier.group_chunks)
 
 
-def tier_bytes(tier: OffloadTier | None, snapshot: EngineSnapshot) -> int | None:
-    """Bytes of content that the tier holds: told by the engine, else planned; padding left out where it is known."""
+def _held_bytes(tier: OffloadTier | None, snapshot: EngineSnapshot) -> tuple[int, int] | None:
+    """At least and at most so many stored bytes are in the tier when it is full; its size where nothing else is known."""
     told = snapshot.told_tier
     if tier is not None:
         chunks = tier.num_chunks if told is None or told.num_chunks is None else told.num_chunks
-        return chunks * tier.content_bytes
-    return None if told is None else told.size_bytes
+        return chunks * tier.least_stored_bytes, chunks * tier.content_bytes
+    return None if told is None or told.size_bytes is None else (told.size_bytes, told.size_bytes)
 
 
 def rates(window: str, grown: Growth) -> Rates:
@@ -273,9 +279,20 @@ def rates(window: str, grown: Growth) -> Rates:
     loaded, loading = grown.of("offload_load_bytes_total"), grown.of("offload_load_seconds_total")
     return Rates(
         window=window,
-        prefill_tokens_per_second=computed / prefill if computed and prefill else None,
-        load_bytes_per_second=loaded / loading if loaded and loading else None,
+        prefill_tokens_per_second=_quotient(computed, prefill),
+        load_bytes_per_second=_quotient(loaded, loading),
     )
+
+
+_LEAST = 1e-6
+"""What is smaller is no count and no time of anything, and what is divided by it may overflow."""
+
+
+def _quotient(whole: float | None, by: float | None) -> float | None:
+    """None where either is not told, or nothing."""
+    if whole is None or by is None or whole < _LEAST or by < _LEAST:
+        return None
+    return whole / by
 
 
 def resume_costs(
@@ -311,4 +328,4 @@ def measured_idle_seconds(grown: Growth) -> float | None:
     (`v1/core/kv_cache_metrics.py`, 0.33.0).
     """
     blocks, seconds = grown.of("evicted_blocks_total"), grown.of("evicted_block_idle_seconds_total")
-    return seconds / blocks if blocks and seconds is not None else None
+    return None if blocks is None or blocks < 1 or seconds is None else seconds / blocks
