@@ -335,3 +335,24 @@ def test_while_some_chunks_may_hold_less_a_tier_counts_as_full_as_soon_as_it_may
     full = kept((least + most) / 2)
     assert full is not None
     assert full.high_seconds == pytest.approx(most * 60 / (GIB / 10))
+
+
+@pytest.mark.parametrize(
+    ("version", "extra", "asked"),
+    [
+        ("0.22.1", {}, 1920 + 640),
+        ("0.23.0", {}, 1920),
+        ("0.33.0", {"offload_prompt_only": True}, 1920),
+        ("0.33.0", {"offload_prompt_only": False}, 1920 + 640),
+    ],
+)
+def test_answers_that_are_stored_as_they_come_push_out_as_prompts_do(
+    version: str, extra: dict[str, Any], asked: int
+) -> None:
+    flags = {"kv_offloading_size": 1.0, "kv_transfer_config": {"kv_connector_extra_config": extra}}
+    known = facts(flags=flags, version=version)
+    before, now = busy()
+    before = replace(before, offload_store_bytes_total=5 * GIB - 983_040.0)
+    now = replace(now, offload_store_bytes_total=5.0 * GIB)
+    host = next(one for one in retentions(of(now, known), minute(before, now)) if one.tier is Tier.HOST)
+    assert host.low_seconds == pytest.approx(60 * 1_048_576 / asked)

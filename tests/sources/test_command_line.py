@@ -303,7 +303,7 @@ def test_the_names_are_those_of_flags_and_each_has_its_short_form() -> None:
 
 CONNECTOR = (
     '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "engine_id": "hunter2", "kv_connector_extra_config": '
-    '{"cpu_bytes_to_use": 8388608, "block_size": 64, "spec_name": "CPUOffloadingSpec", "password": "hunter2", "blocks_per_chunk": "hunter2"}}'
+    '{"cpu_bytes_to_use": 8388608, "block_size": 64, "spec_name": "CPUOffloadingSpec", "password": "hunter2", "blocks_per_chunk": "hunter2", "offload_prompt_only": false}}'
 )
 
 
@@ -317,6 +317,7 @@ def test_of_a_connector_what_decides_the_size_of_its_tier_is_kept_and_nothing_el
             "cpu_bytes_to_use": 8_388_608,
             "block_size": 64,
             "spec_name": "CPUOffloadingSpec",
+            "offload_prompt_only": False,
         },
     }
     assert "hunter2" not in repr(settings)

@@ -14,7 +14,7 @@ from kvheadroom.sources.vllm_metrics import parse_page
 from tests.conftest import capture
 from tests.sources.page_mutations import crlf, mutate
 
-PAGES = ("gqa_waiting_and_preempting", "dp2.after", "swa.after", "mla.idle")
+PAGES = ("gqa_waiting_and_preempting", "dp2.after", "swa.after", "mla.idle", "offload_lab.loaded")
 
 FIELDS = {
     "kv_usage_ratio": ("kv_cache_usage_perc", {}),
@@ -29,6 +29,11 @@ FIELDS = {
     "external_prefix_cache_hits_total": ("external_prefix_cache_hits_total", {}),
     "prompt_tokens_total": ("prompt_tokens_total", {}),
     "generation_tokens_total": ("generation_tokens_total", {}),
+    "prefill_seconds_total": ("request_prefill_time_seconds_sum", {}),
+    "prefill_computed_tokens_total": ("request_prefill_kv_computed_tokens_sum", {}),
+    "evicted_blocks_total": ("kv_block_idle_before_evict_seconds_count", {}),
+    "evicted_block_idle_seconds_total": ("kv_block_idle_before_evict_seconds_sum", {}),
+    "offload_allocation_failures_total": ("kv_offload_allocation_failure_total", {}),
 }
 
 

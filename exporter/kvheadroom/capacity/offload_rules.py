@@ -38,6 +38,7 @@ class OffloadRules:
         page_bytes: chunks are rounded up to a multiple of it.
         one_copy: where MLA under tensor parallelism is stored once.
         prefix_groups_only: groups that take no part in prefix caching are not stored.
+        prompts_only: blocks of answers are stored only once they are part of a prompt, unless `offload_prompt_only` is false.
         rounds_allocations: each tensor of a worker is pinned on its own, and its size rounded up to a power of two.
         in_shared_memory: the tier is one file of `/dev/shm`.
         keeps_hybrid_manager: layers of several kinds keep their groups beside vLLM's own connector.
@@ -48,6 +49,7 @@ class OffloadRules:
     page_bytes: int = 1
     one_copy: OneCopy = OneCopy.NEVER
     prefix_groups_only: bool = False
+    prompts_only: bool = False
     rounds_allocations: bool = True
     in_shared_memory: bool = False
     keeps_hybrid_manager: Hybrids = Hybrids.NEVER
@@ -57,8 +59,9 @@ _BY_BLOCKS = OffloadRules((0, 11, 0))
 _BY_BYTES = replace(_BY_BLOCKS, since=(0, 14, 0), takes_bytes=True)
 _OF_THE_SIZE = replace(_BY_BYTES, since=(0, 21, 0), keeps_hybrid_manager=Hybrids.BY_SIZE)
 _HYBRIDS = replace(_OF_THE_SIZE, since=(0, 22, 0), keeps_hybrid_manager=Hybrids.ALWAYS)
+_PROMPTS = replace(_HYBRIDS, since=(0, 23, 0), prompts_only=True)
 _SHARED = replace(
-    _HYBRIDS,
+    _PROMPTS,
     since=(0, 27, 0),
     page_bytes=4096,
     one_copy=OneCopy.LATENT,
@@ -67,7 +70,7 @@ _SHARED = replace(
 )
 _PREFIXES = replace(_SHARED, since=(0, 31, 0), one_copy=OneCopy.REPLICATED, prefix_groups_only=True)
 
-RELEASES = (_BY_BLOCKS, _BY_BYTES, _OF_THE_SIZE, _HYBRIDS, _SHARED, _PREFIXES)
+RELEASES = (_BY_BLOCKS, _BY_BYTES, _OF_THE_SIZE, _HYBRIDS, _PROMPTS, _SHARED, _PREFIXES)
 """From old to new."""
 
 

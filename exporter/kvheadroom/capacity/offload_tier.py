@@ -37,6 +37,7 @@ class OffloadTier:
         bytes: chunks x chunk_bytes, of the host's memory.
         tokens: as vLLM counts: of requests of max_model_len; None where that is not known.
         group_chunks: (tokens of a chunk, most chunks of a request or None) of each group that is stored.
+        stores_answers: as they are generated; else only once they are part of a prompt.
         is_alone: what a connector supplies comes from here; else there are other connectors, or tiers behind this one.
         notes: what is assumed or to be known, each one sentence.
     """
@@ -50,6 +51,7 @@ class OffloadTier:
     num_chunks: int
     tokens: int | None
     group_chunks: tuple[tuple[int, int | None], ...]
+    stores_answers: bool = False
     is_alone: bool = True
     notes: tuple[str, ...] = ()
 
@@ -120,6 +122,7 @@ def plan_tier(facts: EngineFacts, layout: KvLayout) -> OffloadTier | str | None:
         num_chunks=chunks,
         tokens=None if length is None else chunks * length // _chunks(group_chunks, length),
         group_chunks=group_chunks,
+        stores_answers=not rules.prompts_only or not extra.get("offload_prompt_only", True),
         is_alone=_is_alone(facts, extra),
         notes=tuple(_notes(facts, is_alike=is_alike, chunks=chunks)),
     )

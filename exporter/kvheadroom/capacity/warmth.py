@@ -257,11 +257,14 @@ def _host_retention(tiers: Tiers, window: str, grown: Growth) -> Retention | Non
 
 
 def _asked_bytes(grown: Growth, tier: OffloadTier | None) -> float | None:
-    """Bytes in the tier of all prompts together: what requests may have touched there."""
+    """Bytes in the tier of all prompts together, and of answers where they are stored: what requests may have touched there."""
     prompts = grown.of("prompt_tokens_total")
-    if tier is None or prompts is None or any(most is not None for _, most in tier.group_chunks):
+    answers = grown.of("generation_tokens_total") if tier is not None and tier.stores_answers else 0.0
+    if tier is None or prompts is None or answers is None:
         return None
-    return prompts * sum(tier.content_bytes / tokens for tokens, _ in tier.group_chunks)
+    if any(most is not None for _, most in tier.group_chunks):
+        return None
+    return (prompts + answers) * sum(tier.content_bytes / tokens for tokens, _ in tier.group_chunks)
 
 
 def _held_bytes(tier: OffloadTier | None, snapshot: EngineSnapshot) -> tuple[int, int] | None:

@@ -347,7 +347,8 @@ SAVED_TOKENS = Metric(
     "prefill_saved_tokens_total",
     "counter",
     _TIER_LABELS,
-    "Prompt tokens that were found in a tier and not computed, since the server's start.",
+    "Prompt tokens that were found in a tier and not computed, since the server's start. Absent for host memory where other connectors, or "
+    "tiers behind it, supply tokens too.",
 )
 SAVED_SECONDS = Metric(
     "prefill_saved_seconds",

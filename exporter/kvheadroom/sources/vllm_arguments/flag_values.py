@@ -107,6 +107,7 @@ def _connector_of(section: Mapping[str, Any], *, is_child: bool = False) -> dict
         return kept
     extra: dict[str, Any] = {name: given[name] for name in _TIER_NUMBERS if _is_size(given.get(name))}
     extra |= {name: _name_or_other(given[name]) for name in _TIER_WORDS if given.get(name) is not None}
+    extra |= {name: given[name] for name in _TIER_SWITCHES if isinstance(given.get(name), bool)}
     children = given.get("connectors")
     if isinstance(children, list) and not is_child:
         extra["connectors"] = [
@@ -119,6 +120,7 @@ def _connector_of(section: Mapping[str, Any], *, is_child: bool = False) -> dict
 
 _TIER_NUMBERS = ("cpu_bytes_to_use", "block_size", "blocks_per_chunk")
 _TIER_WORDS = ("spec_name",)
+_TIER_SWITCHES = ("offload_prompt_only",)
 _MOST_CONNECTORS = 16
 
 
