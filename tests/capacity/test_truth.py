@@ -27,7 +27,7 @@ FIGURES = (
 )
 
 # What this version answers, of all rows. Raise the numbers when more is modelled.
-ANSWERED = {"exact": 3218, "refused": 1467, "unknown": 438}
+ANSWERED = {"exact": 3219, "refused": 1467, "unknown": 437}
 PUBLIC_ROWS = 150
 PUBLIC_ANSWERED = {"exact": 146, "refused": 4}
 SHARE_OF_RANDOM_ROWS = 0.9
