@@ -37,6 +37,10 @@ class KvGroup:
         """Tokens of one block of the group."""
         return self.specs[0].block_size
 
+    def context_tokens(self, decode_context: int) -> int:
+        """Tokens of one context that a block holds, over the GPUs that share it (`resolve_dcp_kv_block_size`, 0.33.0 `v1/core/kv_cache_utils.py`)."""
+        return self.block_size * (decode_context if self.specs[0].dcp_sharded else 1)
+
     def blocks(self, tokens: int, shape: RequestShape) -> int:
         """Blocks that one request needs of this group."""
         return max(spec.blocks(tokens, shape) for spec in self.distinct)

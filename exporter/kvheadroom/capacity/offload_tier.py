@@ -86,9 +86,7 @@ def plan_tier(facts: EngineFacts, layout: KvLayout) -> OffloadTier | str | None:
     ]
     if not groups:
         return "vLLM refuses: no layer's cache can be offloaded"
-    tokens = [
-        group.block_size * (layout.decode_context if group.specs[0].dcp_sharded else 1) for group in groups
-    ]
+    tokens = [group.context_tokens(layout.decode_context) for group in groups]
     per_chunk = _blocks_per_chunk(extra, tokens)
     if isinstance(per_chunk, str):
         return per_chunk

@@ -24,9 +24,7 @@ def offloading_refusal(
     """
     if len(groups) == 1:
         return None
-    sizes = {
-        group: group.block_size * (decode_context if group.specs[0].dcp_sharded else 1) for group in groups
-    }
+    sizes = {group: group.context_tokens(decode_context) for group in groups}
     hashed = {group: size for group, size in sizes.items() if group.specs[0].prefix_cacheable}
     states = [group for group in groups if group.specs[0].kind is Kind.STATE]
     if states and not prefix_caching:

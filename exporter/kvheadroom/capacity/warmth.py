@@ -229,7 +229,7 @@ def _blocks_per_token(layout: KvLayout | None, observation: Observation) -> floa
     if any(group.specs[0].kind is Kind.STATE for group in layout.groups):
         return None
     return sum(
-        1 / (group.block_size * (layout.decode_context if group.specs[0].dcp_sharded else 1))
+        1 / group.context_tokens(layout.decode_context)
         for group in layout.groups
         if group.specs[0].kind in _GROWS_WITH_TOKENS
     )
