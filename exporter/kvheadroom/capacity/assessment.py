@@ -23,6 +23,7 @@ from kvheadroom.capacity.engine_states import StateFound, find_states
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.forecast import Forecast, forecast
 from kvheadroom.capacity.history import (
+    Growth,
     Moment,
     PastFigures,
     Recent,
@@ -127,7 +128,8 @@ def assess(
     observation = observe(snapshot, facts, prediction.layout)
     now = moment_of(snapshot, reading.taken_at)
     growths = {name: growth(moment, now) for name, moment in reading.past.items()}
-    lately = growths.get(FINDINGS_WINDOW) or growth_since_start(now)
+    ever = growth_since_start(now)
+    lately = growths.get(FINDINGS_WINDOW) or ever
     granularity = None
     if observation.contradiction is None:
         granularity = hit_granularity(snapshot, facts.decode_context_parallel_size.value)
@@ -138,7 +140,7 @@ def assess(
     windows = hit_windows(snapshot, facts.rules, growths)
     # A quiet engine finishes too few in the window: of all that it has ever finished a mean is known.
     few = mean_tokens(lately, "finished_prompt_tokens_total") is None
-    lengths_of = growth_since_start(now) if few else lately
+    lengths_of = ever if few else lately
     prompt = usual_tokens(lengths_of, _share_found(windows, snapshot))
     admission = Admission(
         snapshot=snapshot,
@@ -175,7 +177,7 @@ def assess(
         states=find_states(admission, reading.past, growths, sessions),
         warmth=assess_warmth(
             facts,
-            _tiers(reading, prediction, observation),
+            _tiers(reading, prediction, observation, ever),
             growths,
             sessions,
             idle_seconds=idle_seconds,
@@ -187,7 +189,7 @@ def assess(
     )
 
 
-def _tiers(reading: Reading, prediction: Prediction, observation: Observation) -> Tiers:
+def _tiers(reading: Reading, prediction: Prediction, observation: Observation, ever: Growth) -> Tiers:
     facts, snapshot = reading.facts, reading.snapshot
     caches = facts.flags.enable_prefix_caching
     return Tiers(
@@ -195,7 +197,7 @@ def _tiers(reading: Reading, prediction: Prediction, observation: Observation) -
         observation=observation,
         layout=prediction.layout,
         planned=None if prediction.layout is None else _planned(facts, prediction.layout, snapshot.told_tier),
-        since_start=growth_since_start(moment_of(snapshot, reading.taken_at)),
+        since_start=ever,
         caches=_looks_up(snapshot) if caches is None else caches,
     )
 
