@@ -16,7 +16,7 @@ from enum import StrEnum
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.history import Growth
 from kvheadroom.capacity.kv_cache import KvLayout
-from kvheadroom.capacity.kv_specs import Kind
+from kvheadroom.capacity.kv_specs import HOLDS_BATCHES, HOLDS_EVERY_TOKEN, Kind
 from kvheadroom.capacity.observation import Observation
 from kvheadroom.capacity.offload_tier import OffloadTier
 from kvheadroom.capacity.readings import EngineSnapshot
@@ -43,7 +43,8 @@ class Retention:
 
     Attributes:
         window: its name in WINDOWS.
-        low_seconds, high_seconds: between which it lies; None where nothing was evicted since the server's start, or nothing came in.
+        low_seconds, high_seconds: between which it lies. Both None where nothing was evicted since the server's start; the shorter alone
+            where nobody knows how much was asked for.
     """
 
     tier: Tier
@@ -215,7 +216,7 @@ def local_hits(grown: Growth) -> float | None:
     return grown.of("prefix_cache_hits_total") if by_source is None else by_source
 
 
-_GROWS_WITH_TOKENS = frozenset({Kind.FULL, Kind.LATENT, Kind.WINDOW, Kind.LATENT_WINDOW, Kind.CHUNKED})
+_GROWS_WITH_TOKENS = (HOLDS_EVERY_TOKEN | HOLDS_BATCHES) - {Kind.CROSS}
 
 
 def _blocks_per_token(layout: KvLayout | None, observation: Observation) -> float | None:
