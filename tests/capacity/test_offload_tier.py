@@ -119,7 +119,7 @@ def test_a_hand_made_sum() -> None:
     assert (tier.chunk_bytes, tier.copies, tier.num_chunks) == (16_384, 2, 65_536)
     assert tier.tokens == 65_536 * 16
     # 63 chunks of 16 tokens each.
-    assert tier.sessions(1000) == 65_536 // 63
+    assert tier.chunks_per_session(1000) == 63
 
 
 def test_the_example_in_the_documentation_is_that_of_the_model() -> None:
@@ -136,7 +136,7 @@ def test_the_example_in_the_documentation_is_that_of_the_model() -> None:
     for tokens in (262_144, 524_288, 1_048_576):
         chunks = tier.chunks_per_session(tokens)
         size = f"{chunks * tier.chunk_bytes / 1e9:.2f} GB"
-        assert f"| {tokens:,} tokens | {chunks} | {size} | {tier.sessions(tokens)} |" in page
+        assert f"| {tokens:,} tokens | {chunks} | {size} | {tier.num_chunks // chunks} |" in page
 
 
 @pytest.mark.parametrize(

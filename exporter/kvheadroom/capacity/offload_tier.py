@@ -64,10 +64,6 @@ class OffloadTier:
         """Chunks that a session of so many tokens takes, the last one counted whole."""
         return _chunks(self.group_chunks, tokens)
 
-    def sessions(self, tokens: int) -> int:
-        """Whole sessions of so many tokens that it holds."""
-        return self.num_chunks // self.chunks_per_session(tokens)
-
 
 def plan_tier(facts: EngineFacts, layout: KvLayout) -> OffloadTier | str | None:
     """The tier; a string says why it is not known; None where no flag asks for one."""
