@@ -1,6 +1,7 @@
 """A fleet assessment -> Prometheus exposition. Families are made afresh at every collect: what vanished, vanishes."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -18,6 +19,7 @@ from kvheadroom.outputs import metric_catalogue as m
 
 Family = CounterMetricFamily | GaugeMetricFamily
 Sample = tuple[tuple[str, ...], float]
+T = TypeVar("T")
 
 
 def exposition(
@@ -268,14 +270,28 @@ def _gpu_xids(fleet: FleetAssessment) -> Iterator[Sample]:
         yield (one.gpu, str(one.xid)), one.count
 
 
-def _sessions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
-    def samples(engine: Assessment) -> Iterator[Sample]:
-        for row in engine.sessions:
-            value = getattr(row, field)
-            if value is not None:
-                yield (str(row.session_tokens),), value
+def _of_each(
+    rows: Callable[[Assessment], Iterable[T]], labels: Callable[[T], tuple[str, ...]]
+) -> Callable[[str], Callable[[Assessment], Iterator[Sample]]]:
+    """Of some rows of an engine, the samples of one field: a sample for each row that has a value there."""
 
-    return samples
+    def of_field(field: str) -> Callable[[Assessment], Iterator[Sample]]:
+        def samples(engine: Assessment) -> Iterator[Sample]:
+            for row in rows(engine):
+                value = getattr(row, field)
+                if value is not None:
+                    yield labels(row), value
+
+        return samples
+
+    return of_field
+
+
+_sessions = _of_each(lambda engine: engine.sessions, lambda row: (str(row.session_tokens),))
+_capacities = _of_each(lambda engine: engine.warmth.capacities, lambda row: (row.tier,))
+_retentions = _of_each(lambda engine: engine.warmth.retentions, lambda row: (row.tier, row.window))
+_rates = _of_each(lambda engine: engine.warmth.rates, lambda row: (row.window,))
+_saved = _of_each(lambda engine: engine.warmth.saved, lambda row: (row.tier,))
 
 
 def _predicted_memory(engine: Assessment) -> Iterator[Sample]:
@@ -324,16 +340,6 @@ def _predicted_overhead(engine: Assessment) -> Iterator[Sample]:
         yield (part,), size
 
 
-def _capacities(field: str) -> Callable[[Assessment], Iterator[Sample]]:
-    def samples(engine: Assessment) -> Iterator[Sample]:
-        for one in engine.warmth.capacities:
-            value = getattr(one, field)
-            if value is not None:
-                yield (one.tier,), value
-
-    return samples
-
-
 def _tier_sessions(engine: Assessment) -> Iterator[Sample]:
     for one in engine.warmth.capacities:
         for tokens, fit in one.sessions:
@@ -348,16 +354,6 @@ def _hbm_blocks(engine: Assessment) -> Iterator[Sample]:
             yield (name,), value
 
 
-def _retentions(field: str) -> Callable[[Assessment], Iterator[Sample]]:
-    def samples(engine: Assessment) -> Iterator[Sample]:
-        for one in engine.warmth.retentions:
-            value = getattr(one, field)
-            if value is not None:
-                yield (one.tier, one.window), value
-
-    return samples
-
-
 def _warm_answers(engine: Assessment) -> Iterator[Sample]:
     for one in engine.warmth.answers:
         # All its digits: a label that is rounded may be that of another time too.
@@ -370,32 +366,12 @@ def _evicted_idle(engine: Assessment) -> Iterator[Sample]:
         yield (window,), value
 
 
-def _rates(field: str) -> Callable[[Assessment], Iterator[Sample]]:
-    def samples(engine: Assessment) -> Iterator[Sample]:
-        for one in engine.warmth.rates:
-            value = getattr(one, field)
-            if value is not None:
-                yield (one.window,), value
-
-    return samples
-
-
 def _resume(engine: Assessment) -> Iterator[Sample]:
     for one in engine.warmth.costs:
         for by in ("recompute", "reload"):
             value = getattr(one, f"{by}_seconds")
             if value is not None:
                 yield (str(one.session_tokens), by), value
-
-
-def _saved(field: str) -> Callable[[Assessment], Iterator[Sample]]:
-    def samples(engine: Assessment) -> Iterator[Sample]:
-        for one in engine.warmth.saved:
-            value = getattr(one, field)
-            if value is not None:
-                yield (one.tier,), value
-
-    return samples
 
 
 def _warm_findings(engine: Assessment) -> Iterator[Sample]:
