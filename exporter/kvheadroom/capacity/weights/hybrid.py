@@ -1,6 +1,7 @@
 """Blueprints of models with recurrent states beside attention, or alone: delta nets, short convolutions, Mamba.
 
 Sources, vLLM 0.33.0: `model_executor/models/` (one file per architecture) and `model_executor/layers/mamba/`.
+It is long because it is a list: a function for each of vLLM's model files, read beside that file and without the others.
 """
 
 import math

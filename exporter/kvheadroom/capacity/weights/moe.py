@@ -2,6 +2,7 @@
 
 Read in vllm/model_executor/models/ of 0.33.0; where vLLM builds a model with transformers' own modeling, in
 transformers 5.19.
+It is long because it is a list: a function for each of vLLM's model files, read beside that file and without the others.
 """
 
 from collections.abc import Mapping
