@@ -120,6 +120,11 @@ def test_experts_keep_a_workspace_for_every_token_and_choice() -> None:
     qwen = BY_ID["qwen3-30b-a3b-tp8"]["config"]
     # 2 B x 8,192 tokens x 8 experts x (2,048 hidden + 768 inner)
     assert part(OverheadPart.WORKSPACES, config=qwen) == 2 * 8192 * 8 * (2048 + 768)
+    # Ranks share each expert, 768 / 4, unless experts stay whole.
+    shared = {"tensor_parallel_size": 4}
+    assert part(OverheadPart.WORKSPACES, config=qwen, flags=shared) == 2 * 8192 * 8 * (2048 + 192)
+    whole = {**shared, "enable_expert_parallel": True}
+    assert part(OverheadPart.WORKSPACES, config=qwen, flags=whole) == 2 * 8192 * 8 * (2048 + 768)
     # Before 0.13 the experts' workspace ended with the layer.
     assert part(OverheadPart.WORKSPACES, config=qwen, version="0.12.0") == 0
     # Data-parallel engines run each other's tokens, up to 32,768 at once.

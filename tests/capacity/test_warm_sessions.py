@@ -107,6 +107,18 @@ def test_after_lunch_a_session_is_out_of_hbm_and_in_host_memory() -> None:
     }
 
 
+def test_the_longest_window_answers() -> None:
+    now, before = EngineSnapshot(**SAID), EngineSnapshot(**{**SAID, **BUSY})
+    # A busy minute after a quiet hour: 4 to 8 minutes by the one, 4 to 8 hours by the other.
+    past = {
+        "1m": moment_of(before, 10_000.0 - 60.0),
+        "1h": moment_of(before, 10_000.0 - 3600.0),
+    }
+    reading = Reading(facts=facts(), snapshot=now, taken_at=10_000.0, past=past)
+    answers = assess(reading, (1024,), idle_seconds=(3600.0,)).warmth.answers
+    assert {one.answer for one in answers} == {Answer.YES}
+
+
 def test_a_session_that_is_longer_than_a_tier_is_never_in_it() -> None:
     # 64 chunks: 1,024 tokens, and not 2,048.
     of = warmth(

@@ -8,6 +8,7 @@ import pytest
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.history import Growth, growth, growth_since_start, moment_of
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
+from kvheadroom.capacity.kv_specs import Kind
 from kvheadroom.capacity.observation import observe
 from kvheadroom.capacity.offload_tier import OffloadTier, plan_tier
 from kvheadroom.capacity.prediction import predict
@@ -25,6 +26,7 @@ from kvheadroom.capacity.warmth import (
     retentions,
 )
 from tests.capacity.facts_builder import TINY_LLAMA, facts
+from tests.capacity.truth import BY_ID, layout_of
 
 # TINY_LLAMA: 1,024 B per token, blocks of 16 tokens, 16 KiB.
 BLOCK_BYTES = 16 * 1024
@@ -175,6 +177,23 @@ def test_of_a_model_that_is_not_known_the_block_size_of_one_group_tells_it() -> 
 def test_a_window_in_which_nothing_came_in_tells_nothing() -> None:
     now = said(prompt_tokens_total=50_000.0)
     assert retentions(of(now), minute(now, now)) == ()
+
+
+def test_with_recurrent_states_nobody_knows_how_many_blocks_a_token_takes() -> None:
+    row = BY_ID["qwen3-next-80b-tp4@0.32.0"]
+    layout = layout_of(row)
+    assert any(group.specs[0].kind is Kind.STATE for group in layout.groups)
+    before, now = busy()
+    states = Tiers(
+        snapshot=now,
+        observation=observe(now, facts(), None),
+        layout=layout,
+        planned=None,
+        since_start=growth_since_start(moment_of(now, 1000.0)),
+        caches=True,
+    )
+    assert states.blocks_per_token is None
+    assert retentions(states, minute(before, now)) == ()
 
 
 def test_without_prefix_caching_there_is_no_retention() -> None:
