@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from kvheadroom.capacity.calibration_samples import CalibrationKey
+from kvheadroom.capacity.calibration_key import CalibrationKey
 from kvheadroom.sources.calibration_history import SAMPLE
 from tests.doubles.http_server import Answer
 from tests.doubles.prometheus_api import Asked, instants, matrix

@@ -11,14 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvheadroom.capacity.calibration_key import CalibrationKey
 from kvheadroom.capacity.calibration_run import Looked
-from kvheadroom.capacity.calibration_samples import (
-    CalibrationKey,
-    CalibrationSample,
-    Excluded,
-    Exclusion,
-    SampleSource,
-)
+from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, Exclusion, SampleSource
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.history_calibrator import HistoryOrder, look_at_history
 from kvheadroom.outputs.metric_catalogue import CATALOGUE

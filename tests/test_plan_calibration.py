@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.calibration_samples import CalibrationSample, SampleSource, key_of
+from kvheadroom.capacity.calibration_key import key_of
+from kvheadroom.capacity.calibration_samples import CalibrationSample, SampleSource
 from kvheadroom.capacity.deployment import PlanRequest, facts_of_start
 from kvheadroom.capacity.facts import OperatorFacts
 from kvheadroom.capacity.overhead import estimate_overhead

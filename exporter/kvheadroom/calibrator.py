@@ -12,20 +12,14 @@ from typing import Any, BinaryIO
 from kvheadroom.app import look_once
 from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.calibration_run import CalibrationRun, Looked, LookedAt, learn
-from kvheadroom.capacity.calibration_samples import (
-    CalibrationSample,
-    Excluded,
-    Exclusion,
-    excluded_by_outcome,
-    sample_of_engine,
-    sample_of_log,
-)
+from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, Exclusion, sample_of_engine
 from kvheadroom.capacity.deployment import PlanRequest, facts_of_start
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.facts import EngineFacts, OperatorFacts
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment, ReplicaState
 from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.capacity.logged_figures import figures_of_log
+from kvheadroom.capacity.logged_sample import excluded_by_outcome, sample_of_log
 from kvheadroom.capacity.logged_start import LoggedStart, LogProblemKind, LogReading
 from kvheadroom.capacity.own_start import start_of
 from kvheadroom.capacity.rank_weights import wants_headers

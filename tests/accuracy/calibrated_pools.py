@@ -11,14 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 
 from kvheadroom.capacity.calibration import Calibration, with_overhead
-from kvheadroom.capacity.calibration_samples import (
-    CalibrationSample,
-    Excluded,
-    SampleSource,
-    key_of,
-    sample_of_log,
-)
+from kvheadroom.capacity.calibration_key import key_of
+from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, SampleSource
 from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
+from kvheadroom.capacity.logged_sample import sample_of_log
 from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
 from tests.accuracy.overheads import Line, starts

@@ -8,13 +8,8 @@ import pytest
 
 from kvheadroom.capacity.assessment import Assessment, Reading, assess
 from kvheadroom.capacity.calibration import Calibration, calibrate
-from kvheadroom.capacity.calibration_samples import (
-    CalibrationKey,
-    CalibrationSample,
-    SampleSource,
-    key_of,
-    sample_of_engine,
-)
+from kvheadroom.capacity.calibration_key import CalibrationKey, key_of
+from kvheadroom.capacity.calibration_samples import CalibrationSample, SampleSource, sample_of_engine
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment, withhold_stale
 from kvheadroom.capacity.observation import observe

@@ -18,18 +18,17 @@ from kvheadroom.capacity.calibration import (
     predict_calibrated,
     with_overhead,
 )
+from kvheadroom.capacity.calibration_key import CalibrationKey, key_of
 from kvheadroom.capacity.calibration_samples import (
-    CalibrationKey,
     CalibrationSample,
     Excluded,
     Exclusion,
     SampleSource,
-    key_of,
     sample_of_engine,
-    sample_of_log,
 )
 from kvheadroom.capacity.facts import EngineFacts, Origin
 from kvheadroom.capacity.gpu_catalogue import GPUS
+from kvheadroom.capacity.logged_sample import sample_of_log
 from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
 from kvheadroom.capacity.observation import Observation, observe

@@ -5,13 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kvheadroom.capacity.calibration import Calibration
-from kvheadroom.capacity.calibration_samples import (
-    CalibrationSample,
-    Excluded,
-    Exclusion,
-    key_of,
-    sample_of_log,
-)
+from kvheadroom.capacity.calibration_key import key_of
+from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, Exclusion
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.logged_figures import (
     Beside,
@@ -21,6 +16,7 @@ from kvheadroom.capacity.logged_figures import (
     Spare,
     figures_of_log,
 )
+from kvheadroom.capacity.logged_sample import sample_of_log
 from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.capacity.prediction import predict
 from tests.capacity.facts_builder import facts

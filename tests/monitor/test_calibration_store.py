@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample, SampleSource
+from kvheadroom.capacity.calibration_key import CalibrationKey
+from kvheadroom.capacity.calibration_samples import CalibrationSample, SampleSource
 from kvheadroom.monitor import calibration_store
 from kvheadroom.monitor.calibration_store import MOST_BYTES, MOST_SAMPLES, add_samples, read_samples
 

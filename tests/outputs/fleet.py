@@ -4,12 +4,11 @@ from dataclasses import replace
 
 from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.calibration import Calibration, calibrate
+from kvheadroom.capacity.calibration_key import CalibrationKey, key_of
 from kvheadroom.capacity.calibration_samples import (
-    CalibrationKey,
     CalibrationSample,
     Exclusion,
     SampleSource,
-    key_of,
     sample_of_engine,
 )
 from kvheadroom.capacity.demand import Load

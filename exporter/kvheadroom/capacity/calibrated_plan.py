@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvheadroom.capacity.calibration import Calibration, LearnedOverhead, with_overhead
-from kvheadroom.capacity.calibration_samples import CalibrationKey, key_of
+from kvheadroom.capacity.calibration_key import CalibrationKey, key_of
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, plan_deployment
 from kvheadroom.capacity.facts import Fact, Origin
 from kvheadroom.capacity.plan_figures import Figure, figures

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 
-from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample, key_of
+from kvheadroom.capacity.calibration_key import CalibrationKey, key_of
+from kvheadroom.capacity.calibration_samples import CalibrationSample
 from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
 from kvheadroom.capacity.overhead import MOST_TOO_HIGH, MOST_TOO_LOW, estimate_overhead
 from kvheadroom.capacity.prediction import PredictedPool, Prediction, predict

@@ -5,12 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvheadroom.capacity.calibration import Calibration, LearnedOverhead
-from kvheadroom.capacity.calibration_samples import (
-    CalibrationKey,
-    CalibrationSample,
-    Excluded,
-    Exclusion,
-)
+from kvheadroom.capacity.calibration_key import CalibrationKey
+from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, Exclusion
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.logged_figures import LoggedFigures
 

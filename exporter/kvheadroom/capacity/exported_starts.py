@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvheadroom.capacity.calibration_key import CalibrationKey
 from kvheadroom.capacity.calibration_run import LookedAt
 from kvheadroom.capacity.calibration_samples import (
     MOST_OVERHEAD_RATIO,
-    CalibrationKey,
     CalibrationSample,
     Excluded,
     Exclusion,

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, logged_pool, stage_of
+from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
+from kvheadroom.capacity.logged_sample import logged_pool, stage_of
 from kvheadroom.capacity.logged_start import LoggedRank, LoggedStart, Printed
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
 from kvheadroom.capacity.prediction import logged_tokens, predict

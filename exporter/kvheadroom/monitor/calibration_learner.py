@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from kvheadroom.capacity.calibration import Calibration
-from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample
+from kvheadroom.capacity.calibration_key import CalibrationKey
+from kvheadroom.capacity.calibration_samples import CalibrationSample
 from kvheadroom.capacity.fleet import CalibrationFile
 from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.monitor.calibration_store import MOST_SAMPLES, StoredSamples, add_samples, read_samples

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from kvheadroom import __version__
 from kvheadroom.capacity.calibration import Calibration
-from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample, SampleSource
+from kvheadroom.capacity.calibration_key import CalibrationKey
+from kvheadroom.capacity.calibration_samples import CalibrationSample, SampleSource
 from kvheadroom.capacity.readings import one_line
 
 FORMAT: Final = 1

@@ -11,14 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvheadroom.capacity.calibration import CalibratedPrediction, calibrate
-from kvheadroom.capacity.calibration_samples import (
-    CalibrationKey,
-    CalibrationSample,
-    Excluded,
-    Exclusion,
-    key_of,
-    sample_of_engine,
-)
+from kvheadroom.capacity.calibration_key import CalibrationKey, key_of
+from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, Exclusion, sample_of_engine
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.fleet import ReplicaAssessment
 from kvheadroom.capacity.observation import observe

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from kvheadroom.capacity.calibration_key import CalibrationKey
 from kvheadroom.capacity.calibration_run import CalibrationRun, Learned, LookedAt
-from kvheadroom.capacity.calibration_samples import CalibrationKey, CalibrationSample, Excluded
+from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded
 from kvheadroom.capacity.logged_figures import Beside, LoggedFigures
 from kvheadroom.outputs.calibration_report import overhead_yaml
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from kvheadroom.capacity.calibration_samples import CalibrationKey
+from kvheadroom.capacity.calibration_key import CalibrationKey
 from kvheadroom.capacity.exported_starts import ExportedSample
 from kvheadroom.sources.prometheus_api import RangeSeries
 from kvheadroom.sources.prometheus_parts import Answers
