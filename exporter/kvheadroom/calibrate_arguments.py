@@ -18,8 +18,8 @@ from kvheadroom.prometheus_arguments import (
 )
 
 if TYPE_CHECKING:
-    from kvheadroom.calibrator import LogOrder
     from kvheadroom.history_calibrator import HistoryOrder
+    from kvheadroom.log_calibrator import LogOrder
 
 DESCRIPTION = """\
 How much of a GPU is neither weights nor KV cache, measured on starts that really happened: from what vLLM printed
@@ -187,7 +187,7 @@ def read_log_order(arguments: argparse.Namespace) -> "LogOrder | None":
     Raises:
         OperatorError: options that do not go together.
     """
-    from kvheadroom.calibrator import STANDARD_INPUT, LogOrder
+    from kvheadroom.log_calibrator import STANDARD_INPUT, LogOrder
 
     given = vars(arguments)
     if not arguments.log:

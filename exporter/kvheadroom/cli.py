@@ -502,7 +502,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     history = read_history_order(arguments)
     order = read_log_order(arguments) if history is None else None
 
-    from kvheadroom.calibrator import calibrate, known_before, look_at_logs
+    from kvheadroom.calibrator import calibrate, known_before
+    from kvheadroom.log_calibrator import look_at_logs
     from kvheadroom.outputs.calibration_json import calibration_document
     from kvheadroom.outputs.calibration_report import calibration_report
     from kvheadroom.outputs.json_report import to_json
