@@ -99,7 +99,7 @@ def figures_of_log(
         facts: as the raw prediction takes them; None where they are not known, and then nothing is predicted.
         outcome: what was made of it.
     """
-    left = [(rank, size) for rank in logged.ranks if (size := _left(rank)) is not None]
+    left = [(rank, size) for rank in logged.ranks if (size := rank.left) is not None]
     if not left:
         return None
     known = None if facts is None else _Predicted(facts)
@@ -171,13 +171,6 @@ class _Predicted:
 
     def pool_bytes(self, stage: int) -> int | None:
         return None if self._budget is None else self._budget.stage_available_bytes[stage]
-
-
-def _left(rank: LoggedRank) -> Printed | None:
-    """For the KV cache; the frontend's reserve is taken off after it was printed."""
-    if rank.available is None or rank.multimodal_reserve is None:
-        return rank.available
-    return _minus(rank.available, rank.multimodal_reserve.bytes, rank.multimodal_reserve)
 
 
 def _minus(one: Printed, taken_off: int, rounded_as: Printed) -> Printed:

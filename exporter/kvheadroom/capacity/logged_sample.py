@@ -57,8 +57,8 @@ def sample_of_log(
     base = basis_of(facts)
     if isinstance(base, Excluded):
         return base
-    ranks = [rank for rank in logged.ranks if rank.available is not None]
-    if any(rank.is_pinned for rank in ranks):
+    ranks = [(rank, left) for rank in logged.ranks if (left := rank.left) is not None]
+    if any(rank.is_pinned for rank, _ in ranks):
         return Excluded(Exclusion.POOL_BY_FLAG, "the pool was set by a flag or a stored plan, not measured")
     if not ranks:
         return Excluded(Exclusion.UNKNOWN, "the log does not say what was left for the KV cache")
@@ -75,11 +75,13 @@ def sample_of_log(
             "it compiled the model anew, on a GPU that the catalogue lacks: one that shares its memory with the CPU measures less "
             "until the next start",
         )
-    found = [_of_rank(facts, base, rank) for rank in ranks]
+
+    def overhead_of(rank: LoggedRank, left: Printed) -> int:
+        return base.requested_bytes - base.weights.stage_bytes[stage_of(facts, rank.label)] - left.bytes
+
     # The rank that holds the most beside its weights leaves the least.
-    worst = max(range(len(ranks)), key=lambda index: found[index][0])
-    overhead, rounding = found[worst]
-    rank = ranks[worst]
+    rank, left = max(ranks, key=lambda one: overhead_of(*one))
+    overhead, rounding = overhead_of(rank, left), left.uncertainty_bytes
     pool = logged_pool(facts, logged)
     if pool is not None and len(base.weights.stage_bytes) == 1:
         by_pool = base.requested_bytes - base.weights.stage_bytes[0] - pool.bytes
@@ -99,15 +101,6 @@ def sample_of_log(
         settings=_unusual(facts, rank),
         evidence=evidence + (f", {rank.label}" if rank.label and len(ranks) > 1 else ""),
     )
-
-
-def _of_rank(facts: EngineFacts, base: Basis, rank: LoggedRank) -> tuple[int, int]:
-    """(overhead, rounding) of one rank; the frontend's reserve is taken off what was left after it was printed."""
-    available = rank.available or Printed(0, 0)
-    reserve = rank.multimodal_reserve or Printed(0, 0)
-    weights = base.weights.stage_bytes[stage_of(facts, rank.label)]
-    overhead = base.requested_bytes - weights - available.bytes + reserve.bytes
-    return overhead, available.uncertainty_bytes + reserve.uncertainty_bytes
 
 
 def logged_pool(facts: EngineFacts, logged: LoggedStart) -> Printed | None:

@@ -103,6 +103,16 @@ class LoggedRank:
     is_pinned: bool = False
     multimodal_reserve: Printed | None = None
 
+    @property
+    def left(self) -> Printed | None:
+        """What it has for KV blocks: the reserve is taken off after `available` was printed."""
+        available, reserve = self.available, self.multimodal_reserve
+        if available is None or reserve is None:
+            return available
+        return Printed(
+            available.bytes - reserve.bytes, available.uncertainty_bytes + reserve.uncertainty_bytes
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStart:
