@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
 from kvheadroom.capacity.logged_sample import logged_pool, stage_of
 from kvheadroom.capacity.logged_start import LoggedRank, LoggedStart, Printed
-from kvheadroom.capacity.memory import PoolBudget, plan_budget
 from kvheadroom.capacity.prediction import logged_tokens, predict
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 
@@ -152,19 +150,20 @@ class _Predicted:
     """What the raw prediction says, in bytes of one GPU; None where it says nothing."""
 
     def __init__(self, facts: EngineFacts) -> None:
-        layout, budget, weights = plan_layout(facts), plan_budget(facts), weights_of(facts)
-        self._budget = budget if isinstance(budget, PoolBudget) else None
+        predicted = predict(facts)
+        layout, pool = predicted.layout, predicted.pool
+        known = None if predicted.budget is None else predicted.budget.weights
+        weights = known or weights_of(facts)
+        self._budget = predicted.budget
         self._weights = weights if isinstance(weights, RankWeights) else None
-        self.block_bytes: tuple[int, ...] = (1,)
+        self.block_bytes = (1,) if layout is None else layout.stage_bytes_per_block
         self.total_bytes = None if facts.hbm_bytes is None else facts.hbm_bytes.value
         self.requested_bytes = None
         if self.total_bytes is not None:
             self.requested_bytes = math.ceil(self.total_bytes * facts.gpu_memory_utilization.value)
         self.pool_tokens = None
-        if isinstance(layout, KvLayout):
-            self.block_bytes = layout.stage_bytes_per_block
-            pool = predict(facts).pool
-            self.pool_tokens = None if pool is None else logged_tokens(pool, layout, facts)
+        if layout is not None and pool is not None:
+            self.pool_tokens = logged_tokens(pool, layout, facts)
 
     def weights_bytes(self, stage: int) -> int | None:
         return None if self._weights is None else self._weights.stage_bytes[stage]
