@@ -20,8 +20,7 @@ from kvheadroom.capacity.readings import SourceFailure, one_line
 from kvheadroom.capacity.speculation import DRAFT_CONFIG, WITH_MODEL
 from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.outputs.plan_words import as_options
-from kvheadroom.planner import ModelUnavailableError, Report, header_reporter
-from kvheadroom.sources.hub_environment import SOURCE as HUB
+from kvheadroom.planner import Report, find, header_reporter
 from kvheadroom.sources.model_lookup import LocatedModel, find_model, with_headers
 from kvheadroom.sources.start_log_file import fingerprints, kept_as_file, read_log_file
 
@@ -67,7 +66,8 @@ def look_at_logs(
     """Every start of every log.
 
     Raises:
-        OperatorError: a log cannot be read, and then nothing is learned from the others.
+        OperatorError: a log cannot be read, or there is no model of the name that was said, and then nothing is learned from the others.
+        ModelUnavailableError: the hub gave none of that name.
     """
     logs = tuple(_read_logs(order.paths, stdin, report))
     models = _Models(order.model, environment, home, report)
@@ -170,25 +170,24 @@ class _Models:
         name = self._said or printed
         if name is None:
             return "the log does not name its model; say --model PATH, a folder that holds its config.json"
-        if name not in self._found:
-            self._found[name] = find_model(name, self._environment, self._home)
-        found = self._found[name]
+        if self._said is not None and name not in self._found:
+            self._found[name] = find(name, self._environment, self._home, "--model: ")
+        found = self._look_for(name)
         if isinstance(found, LocatedModel):
             return found
-        if self._said is not None:
-            raise (ModelUnavailableError if found.source == HUB else OperatorError)(
-                f"--model: {found.detail}"
-            )
         return (
             f"its model's config.json was not found: {found.detail}; say --model PATH, a folder that holds it"
         )
 
     def find_draft(self, name: str) -> ModelFiles | str:
         """The files of a draft model, or why there are none."""
+        found = self._look_for(name)
+        return found.files if isinstance(found, LocatedModel) else f"the draft model: {found.detail}"
+
+    def _look_for(self, name: str) -> LocatedModel | SourceFailure:
         if name not in self._found:
             self._found[name] = find_model(name, self._environment, self._home)
-        found = self._found[name]
-        return found.files if isinstance(found, LocatedModel) else f"the draft model: {found.detail}"
+        return self._found[name]
 
     def told_by_headers(self, printed: str | None) -> ModelFiles | None:
         """The files with what the headers of their shards tell; None where there are none, or it is known already."""
