@@ -57,7 +57,6 @@ class LearnedOverhead:
         samples: starts that it is of.
         measured_weights_bytes: the median of what their logs say; None where none does.
         differences: what those starts had differently; empty for starts of the same kind.
-        note: for people, one clause.
     """
 
     overhead_bytes: int
