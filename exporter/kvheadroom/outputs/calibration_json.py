@@ -1,8 +1,8 @@
 """`calibrate --json`: the run as one document; bytes are integers, absent is null."""
 
+from dataclasses import asdict
 from typing import Any
 
-from kvheadroom.capacity.calibration_key import CalibrationKey
 from kvheadroom.capacity.calibration_run import CalibrationRun, Learned, LookedAt
 from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded
 from kvheadroom.capacity.logged_figures import Beside, LoggedFigures
@@ -42,23 +42,12 @@ def _sample(sample: CalibrationSample) -> dict[str, Any]:
     return {
         "start": sample.start,
         "source": str(sample.source),
-        "key": _key(sample.key),
+        "key": asdict(sample.key),
         "overhead_bytes": sample.overhead_bytes,
         "uncertainty_bytes": sample.uncertainty_bytes,
         "estimated_bytes": sample.estimated_bytes,
         "measured_weights_bytes": sample.measured_weights_bytes,
         "is_cold": sample.is_cold,
-    }
-
-
-def _key(key: CalibrationKey) -> dict[str, str]:
-    return {
-        "geometry": key.geometry,
-        "weight_format": key.weight_format,
-        "gpu": key.gpu,
-        "parallelism": key.parallelism,
-        "release": key.release,
-        "settings": key.settings,
     }
 
 
@@ -99,7 +88,7 @@ def _beside(figure: Beside) -> dict[str, Any]:
 def _learned(learned: Learned) -> dict[str, Any]:
     overhead = learned.overhead
     return {
-        "key": _key(learned.key),
+        "key": asdict(learned.key),
         "model": learned.model or None,
         "overhead_bytes": overhead.overhead_bytes,
         "low_bytes": overhead.low_bytes,
