@@ -1,12 +1,17 @@
-"""What kvheadroom's own metrics of starts look like in a Prometheus."""
+"""What kvheadroom's own metrics of starts look like in a Prometheus, and a Prometheus that has them: a double, and a real one."""
 
 import re
-from collections.abc import Callable, Mapping
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from kvheadroom.capacity.calibration_key import CalibrationKey
 from kvheadroom.sources.calibration_history import SAMPLE
 from tests.doubles.http_server import Answer
 from tests.doubles.prometheus_api import Asked, instants, matrix
+from tests.end_to_end.prometheus_server import Binaries, PrometheusServer
 
 NOW = 1_800_000_000.0
 TARGET = {"job": "kv", "instance": "gpu-7:9878"}
@@ -95,3 +100,23 @@ def prometheus_with(*series: Series) -> Callable[[Asked], Answer]:
         return matrix(*found)
 
     return answer
+
+
+@contextmanager
+def real_prometheus_with(
+    binaries: Binaries, folder: Path, *series: Series
+) -> Iterator[tuple[PrometheusServer, float]]:
+    """One with a past hour of these, a sample every 15 s; and when it ends, in unix seconds: NOW of the series."""
+    ends_at = float(int(time.time()) // 60 * 60 - 600)
+    with (folder / "history").open("w") as file:
+        for labels, value in series:
+            shown = ",".join(f'{name}="{text}"' for name, text in labels.items() if name != "__name__")
+            for at in range(-3600, 1, 15):
+                text = value(at)
+                if text is not None:
+                    file.write(f"{labels['__name__']}{{{shown}}} {text} {ends_at + at:.3f}\n")
+        file.write("# EOF\n")
+    command = f"tsdb create-blocks-from openmetrics -q {folder}/history {folder}/blocks".split()
+    subprocess.run([binaries.promtool, *command], check=True, capture_output=True)
+    with PrometheusServer(binaries, [], blocks=folder / "blocks") as server:
+        yield server, ends_at

@@ -1,8 +1,6 @@
 """Calibration from what kvheadroom exported, as a Prometheus keeps it: the double's answers and a real one's."""
 
 import re
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +36,7 @@ from tests.exported_history import (
     beside,
     during,
     prometheus_with,
+    real_prometheus_with,
     sample,
 )
 
@@ -491,25 +490,13 @@ def prometheus(
     each_prometheus: Binaries, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PrometheusServer, float]]:
     """One with a past hour of two starts of one engine, a restart apart; and when it ends."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    ends_at = float(int(time.time()) // 60 * 60 - 600)
     series = (
         sample(during(-3600, -1860, OVERHEAD)),
         sample(during(-1200, 0, OVERHEAD + 5), start="glm-a/0/1799998800"),
         *beside(estimated=lambda at: f"{ESTIMATED:e}"),
     )
-    with (folder / "history").open("w") as file:
-        for labels, value in series:
-            shown = ",".join(f'{name}="{text}"' for name, text in labels.items() if name != "__name__")
-            for at in range(-3600, 1, 15):
-                text = value(at)
-                if text is not None:
-                    file.write(f"{labels['__name__']}{{{shown}}} {text} {ends_at + at:.3f}\n")
-        file.write("# EOF\n")
-    command = f"tsdb create-blocks-from openmetrics -q {folder}/history {folder}/blocks".split()
-    subprocess.run([each_prometheus.promtool, *command], check=True, capture_output=True)
-    with PrometheusServer(each_prometheus, [], blocks=folder / "blocks") as server:
-        yield server, ends_at
+    with real_prometheus_with(each_prometheus, tmp_path_factory.mktemp("prometheus"), *series) as told:
+        yield told
 
 
 def test_a_real_prometheus_gives_both_starts(prometheus: tuple[PrometheusServer, float]) -> None:

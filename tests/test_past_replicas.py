@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +26,7 @@ from tests.exported_history import (
     beside,
     during,
     prometheus_with,
+    real_prometheus_with,
     sample,
 )
 
@@ -435,21 +434,9 @@ def prometheus(
     each_prometheus: Binaries, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PrometheusServer, float]]:
     """One with a past hour of a server that was started anew in the midst of it; and when it ends."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    ends_at = float(int(time.time()) // 60 * 60 - 600)
     series = [*vllm(last=-1860), *vllm(first=-1200, started=STARTED + 9000, blocks=49_000)]
-    with (folder / "history").open("w") as file:
-        for labels, value in series:
-            shown = ",".join(f'{name}="{text}"' for name, text in labels.items() if name != "__name__")
-            for at in range(-3600, 1, 15):
-                text = value(at)
-                if text is not None:
-                    file.write(f"{labels['__name__']}{{{shown}}} {text} {ends_at + at:.3f}\n")
-        file.write("# EOF\n")
-    command = f"tsdb create-blocks-from openmetrics -q {folder}/history {folder}/blocks".split()
-    subprocess.run([each_prometheus.promtool, *command], check=True, capture_output=True)
-    with PrometheusServer(each_prometheus, [], blocks=folder / "blocks") as server:
-        yield server, ends_at
+    with real_prometheus_with(each_prometheus, tmp_path_factory.mktemp("prometheus"), *series) as told:
+        yield told
 
 
 def test_a_real_prometheus_gives_both_starts(
