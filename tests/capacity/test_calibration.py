@@ -37,7 +37,6 @@ from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.readings import EngineSnapshot
-from kvheadroom.capacity.release_rules import rules_for
 from tests.accuracy.calibrated_pools import carried_pairs, public_pairs, worst
 from tests.capacity.facts_builder import TINY_LLAMA, facts
 
@@ -509,6 +508,7 @@ def test_the_length_opens_a_bucket_where_a_workspace_grows_with_it() -> None:
 
 def test_graphs_that_an_environment_variable_keeps_out_open_a_bucket() -> None:
     base = of()
+    assert base.rules.subtracts_graphs
     usual = sample(base, rank(base, 5 * GIB, graphs_counted=True))
     kept_out = sample(base, rank(base, 2 * GIB, graphs_counted=False))
     assert usual.key == key_of(base)
@@ -722,4 +722,3 @@ def test_a_learned_overhead_is_no_assumption() -> None:
 def test_a_sample_says_where_it_was_taken() -> None:
     base = of()
     assert sample(base, rank(base, GIB)).source is SampleSource.LOG
-    assert rules_for("0.33.0").subtracts_graphs
