@@ -93,8 +93,8 @@ def scraped_starts(seen: Iterable[SeenEngine]) -> tuple[ScrapedStart, ...]:
             start.num_blocks.add(one.num_blocks)
         if one.snapshot is None:
             continue
-        begins = one.seen[0] if start.seen is None else start.seen[0]
-        start.seen = begins, max(one.seen[1], begins if start.seen is None else start.seen[1])
+        first, last = start.seen or one.seen
+        start.seen = first, max(last, one.seen[1])
         if not one.snapshot.sleeping and (one.num_blocks is not None or start.awake is None):
             start.awake = one.snapshot
     # Before an engine has its pool the page of a server without a start time looks as if it were another's.
