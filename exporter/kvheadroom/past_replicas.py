@@ -136,5 +136,6 @@ def _checked(outcome: CalibrationSample | Excluded, facts: EngineFacts) -> Calib
 def _address(url: str) -> str:
     """As Prometheus writes `instance`: host and port."""
     parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return (host if parts.port is not None else f"{host}:{_DEFAULT_PORTS[parts.scheme]}").lower()
+    return (
+        parts.netloc if parts.port is not None else f"{parts.netloc}:{_DEFAULT_PORTS[parts.scheme]}"
+    ).lower()
