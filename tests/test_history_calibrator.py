@@ -211,6 +211,17 @@ def test_another_edition_of_the_estimate_is_that_of_the_end() -> None:
     assert (one.edition, one.estimated_bytes, one.measured_at) == (2, ESTIMATED + 7, NOW - 3600)
 
 
+def test_of_two_daemons_the_one_that_was_seen_last_describes_a_start() -> None:
+    other = TARGET | {"instance": "gpu-8:9878"}
+    [one] = samples(
+        sample(edition="2"),
+        *beside(),
+        sample(during(-1800, -600, OVERHEAD), target=other),
+        *beside(target=other),
+    )
+    assert one.edition == 2
+
+
 def test_labels_that_the_target_has_too_are_read_under_the_name_that_prometheus_gives_them() -> None:
     target = TARGET | {"release": "monitoring", "gpu": "yes"}
     labels, value = sample(target=target)

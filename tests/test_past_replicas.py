@@ -212,6 +212,17 @@ def test_two_jobs_that_scrape_a_server_see_one_start(replica: dict[str, Any]) ->
     assert one.start == f"glm-a/0/{STARTED}"
 
 
+def test_one_that_another_job_scraped_for_a_while_was_seen_all_the_time(replica: dict[str, Any]) -> None:
+    [one] = samples([*vllm(), *vllm(target=TARGET | {"job": "other"}, first=-1800, last=-900)], replica)
+    assert one.evidence.endswith(" 2027-01-15 07:00:00 UTC to 2027-01-15 08:00:00 UTC")
+
+
+def test_a_page_that_tells_no_blocks_in_the_end_leaves_those_that_it_told(replica: dict[str, Any]) -> None:
+    info, *page = vllm()
+    [one] = samples([(info[0], during(-3600, -1800, 1)), *page], replica)
+    assert one.overhead_bytes == overhead(BLOCKS)
+
+
 def test_a_start_that_slept_for_a_while_is_measured_by_its_blocks(replica: dict[str, Any]) -> None:
     [one] = samples(vllm(awake=lambda at: "0" if -1800 <= at < -60 else "1"), replica)
     assert one.overhead_bytes == overhead(BLOCKS)
@@ -381,6 +392,22 @@ def test_a_page_that_does_not_tell_its_blocks_is_told(replica: dict[str, Any]) -
     reason, detail = excluded(vllm(num_gpu_blocks="None"), replica)
     assert reason is Exclusion.UNKNOWN
     assert detail.startswith("the server's page does not tell how many blocks the pool has")
+
+
+def test_what_is_missing_is_not_named_where_something_else_is_in_the_way(
+    replica: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "llama" / "config.json").write_text(
+        json.dumps({name: value for name, value in MODEL.items() if name != "max_position_embeddings"})
+    )
+    reason, detail = excluded(vllm(num_gpu_blocks="None"), replica)
+    assert reason is Exclusion.UNKNOWN
+    assert detail.startswith("the server's page does not tell how many blocks the pool has")
+    (tmp_path / "llama" / "config.json").write_text(json.dumps({"architectures": ["NoSuchForCausalLM"]}))
+    del replica["gpu"]
+    reason, detail = excluded(vllm(), replica)
+    assert reason is Exclusion.UNKNOWN
+    assert "NoSuchForCausalLM" in detail
 
 
 @pytest.mark.parametrize("value", ["NaN", "-5", "+Inf"])

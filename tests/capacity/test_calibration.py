@@ -32,7 +32,13 @@ from kvheadroom.capacity.logged_sample import sample_of_log
 from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
 from kvheadroom.capacity.observation import Observation, observe
-from kvheadroom.capacity.overhead import EDITION, FITTED, MOST_TOO_HIGH, estimate_overhead
+from kvheadroom.capacity.overhead import (
+    EDITION,
+    FITTED,
+    MOST_TOO_HIGH,
+    MOST_TOO_LOW,
+    estimate_overhead,
+)
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
@@ -226,6 +232,15 @@ def test_a_log_gives_the_overhead_back_to_the_byte() -> None:
     assert sample(base, rank(base, 5 * GIB)).overhead_bytes == 5 * GIB
 
 
+def test_an_overhead_that_only_rounding_puts_below_zero_is_zero() -> None:
+    base = of()
+    left = requested(base) - weights(base) + 100
+    found = sample(base, rank(base, 0, available=Printed(left, 100)))
+    assert (found.overhead_bytes, found.uncertainty_bytes) == (0, 100)
+    more = excluded(base, start(rank(base, 0, available=Printed(left, 99))))
+    assert more.reason is Exclusion.IMPOSSIBLE
+
+
 def test_the_rank_that_left_the_least_is_taken_and_named() -> None:
     base = of(flags={"tensor_parallel_size": 2})
     found = sample(base, rank(base, 4 * GIB, label="TP0"), rank(base, 5 * GIB, label="TP1"))
@@ -302,6 +317,7 @@ def test_each_pipeline_stage_is_taken_with_its_own_weights() -> None:
         (start(outcome=StartOutcome.CUT), Exclusion.UNFINISHED_START, "the log ends"),
         (start(), Exclusion.UNKNOWN, "does not say what was left"),
         (start(rank(of(), GIB, is_pinned=True)), Exclusion.POOL_BY_FLAG, "set by a flag"),
+        (start(rank(of(), GIB), rank(of(), GIB, is_pinned=True)), Exclusion.POOL_BY_FLAG, "set by a flag"),
         (start(rank(of(), GIB, foreign_bytes=8 * GIB)), Exclusion.FOREIGN_MEMORY, "8.50 GiB"),
         (start(rank(of(), -GIB)), Exclusion.IMPOSSIBLE, "1.00 GiB more than"),
         (start(rank(of(), 50 * GIB)), Exclusion.IMPOSSIBLE, "more than half of the GPU"),
@@ -314,6 +330,30 @@ def test_a_start_that_tells_nothing_is_left_out_with_the_reason(
     found = excluded(of(), logged)
     assert found.reason is reason
     assert said in found.detail
+
+
+@pytest.mark.parametrize(("off_ratio", "is_taken"), [(0.014, True), (-0.014, True), (0.016, False)])
+def test_a_total_that_no_driver_makes_is_of_another_card(off_ratio: float, is_taken: bool) -> None:  # noqa: FBT001  a row of a table
+    base = of()
+    other = round(total(base) * (1 + off_ratio))
+    budget = math.ceil(other * base.gpu_memory_utilization.value)
+    logged = start(
+        rank(base, 5 * GIB, total=exact(other), free_at_start=exact(other - GIB), requested=exact(budget))
+    )
+    found = sample_of_log(base, logged, start="a", evidence="a.log")
+    assert isinstance(found, CalibrationSample) == is_taken
+    assert is_taken or (isinstance(found, Excluded) and "it is not that card" in found.detail)
+
+
+@pytest.mark.parametrize(
+    ("share", "is_taken"), [(0.76, True), (1 / 0.76, True), (0.74, False), (1 / 0.74, False)]
+)
+def test_weights_that_are_a_quarter_off_are_of_another_format(share: float, is_taken: bool) -> None:  # noqa: FBT001  a row of a table
+    base = of()
+    logged = start(rank(base, 5 * GIB, weights=exact(round(weights(base) * share))))
+    found = sample_of_log(base, logged, start="a", evidence="a.log")
+    assert isinstance(found, CalibrationSample) == is_taken
+    assert is_taken or (isinstance(found, Excluded) and "it is another model" in found.detail)
 
 
 def test_memory_that_a_context_takes_is_not_foreign() -> None:
@@ -436,6 +476,7 @@ def test_a_live_engine_whose_pool_is_not_told_is_left_out() -> None:
         {"gpu": "H200"},
         {"flags": {"tensor_parallel_size": 2}},
         {"flags": {"decode_context_parallel_size": 2, "tensor_parallel_size": 2}},
+        {"flags": {"prefill_context_parallel_size": 2}},
         {"flags": {"data_parallel_size": 2}},
         {"flags": {"enable_expert_parallel": True}},
         {"flags": {"max_num_batched_tokens": 2048}},
@@ -443,6 +484,7 @@ def test_a_live_engine_whose_pool_is_not_told_is_left_out() -> None:
         {"flags": {"enforce_eager": True}},
         {"flags": {"kv_cache_dtype": "fp8"}},
         {"flags": {"attention_backend": "FLASHINFER"}},
+        {"flags": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}},
         {"flags": {"dtype": "float32"}},
         {"config": {**LLAMA, "num_hidden_layers": 31}},
         {"config": {**LLAMA, "quantization_config": {"quant_method": "fp8"}}},
@@ -462,6 +504,7 @@ def test_what_the_overhead_depends_on_opens_a_bucket_of_its_own(changes: dict[st
         {"max_model_len": 1024},
         {"overhead_bytes": 7 * 10**9},
         {"config": {**LLAMA, "transformers_version": "5.0", "eos_token_id": 7}},
+        {"config": dict(reversed(LLAMA.items()))},
         # What vLLM takes without it on this card (engine/arg_utils.py).
         {"flags": {"max_num_batched_tokens": 8192}},
     ],
@@ -470,9 +513,10 @@ def test_what_it_does_not_depend_on_does_not(changes: dict[str, Any]) -> None:
     assert key_of(of()) == key_of(of(**changes))
 
 
-def test_two_quantizations_of_one_method_are_two_formats() -> None:
+@pytest.mark.parametrize("name", ["quantization_config", "compression_config"])
+def test_two_quantizations_of_one_method_are_two_formats(name: str) -> None:
     formats = [{"quant_method": "gptq", "bits": bits, "group_size": 128} for bits in (4, 8)]
-    four, eight = (key_of(of(config={**LLAMA, "quantization_config": one})) for one in formats)
+    four, eight = (key_of(of(config={**LLAMA, name: one})) for one in formats)
     assert isinstance(four, CalibrationKey)
     assert isinstance(eight, CalibrationKey)
     assert four.geometry == eight.geometry
@@ -513,6 +557,10 @@ def test_graphs_that_an_environment_variable_keeps_out_open_a_bucket() -> None:
     kept_out = sample(base, rank(base, 2 * GIB, graphs_counted=False))
     assert usual.key == key_of(base)
     assert kept_out.key.differences(usual.key) == ("cuda_graphs_counted=unset in place of false",)
+    # Where the release takes none off, none were kept out.
+    older = of(version="0.18.0")
+    assert not older.rules.subtracts_graphs
+    assert sample(older, rank(older, 2 * GIB, graphs_counted=False)).key == key_of(older)
 
 
 # What is learned
@@ -559,6 +607,23 @@ def test_several_starts_give_their_median_and_all_of_them_the_interval() -> None
     assert learned.reliability is Reliability.GOOD
 
 
+def test_what_each_start_is_rounded_by_is_in_the_interval() -> None:
+    base = of()
+    samples = [
+        replace(sample(base, rank(base, 5 * GIB + more), name=str(more)), uncertainty_bytes=rounding)
+        for more, rounding in ((0, 7), (100, 50))
+    ]
+    learned = Calibration.of(samples).learned(base)
+    assert learned is not None
+    assert (learned.low_bytes, learned.high_bytes) == (5 * GIB - 50, 5 * GIB + 150)
+
+
+def test_starts_that_differ_by_more_than_an_estimate_may_be_off_are_not_reliable() -> None:
+    wide = round(MOST_TOO_HIGH * total(of())) + round(MOST_TOO_LOW * total(of()))
+    assert learn(of(), 5 * GIB, 5 * GIB + wide).reliability is Reliability.GOOD
+    assert learn(of(), 5 * GIB, 5 * GIB + wide + 1).reliability is Reliability.SPREAD
+
+
 def test_one_odd_start_moves_nothing_but_says_so() -> None:
     learned = learn(of(), 5 * GIB, 5 * GIB, 5 * GIB, 30 * GIB)
     assert learned.overhead_bytes == 5 * GIB
@@ -601,7 +666,7 @@ def test_a_learned_overhead_cannot_leave_less_than_nothing() -> None:
     # What is left of the interval is not the estimate's.
     assert "as wide as" not in found.note
     assert found.note.endswith("; it would be more than the weights leave, and was cut to that")
-    assert found.overhead_bytes == requested(smaller) - weights(smaller) < left
+    assert found.overhead_bytes == found.high_bytes == requested(smaller) - weights(smaller) < left
 
 
 # Carried over to other settings
@@ -619,6 +684,10 @@ def test_settings_that_nobody_started_take_what_was_measured_above_the_estimate(
     assert found.high_bytes >= asked.high_bytes + GIB
     assert found.reliability is Reliability.CARRIED
     assert found.differences == ("tp1 in place of tp4",)
+    less = Calibration.of([sample(base, rank(base, known.total_bytes - GIB))]).carried(wider)
+    assert less is not None
+    assert less.overhead_bytes == asked.total_bytes - GIB
+    assert less.high_bytes == asked.high_bytes
 
 
 def test_a_cold_start_is_carried_over_while_there_is_no_other() -> None:
@@ -637,12 +706,14 @@ def test_a_cold_start_is_carried_over_while_there_is_no_other() -> None:
 
 def test_the_nearest_start_is_carried_over() -> None:
     base, near, asked = of(), of(flags={"max_num_seqs": 64}), of(flags={"max_num_seqs": 32})
+    farther = of(flags={"max_num_seqs": 64, "max_num_batched_tokens": 4096})
     far = of(gpu="H200", flags={"max_num_seqs": 32})
-    estimates = {name: estimate_overhead(one) for name, one in (("near", near), ("far", far))}
+    known = (("farther", farther, 2 * GIB), ("near", near, GIB), ("far", far, 3 * GIB))
+    estimates = {name: estimate_overhead(one) for name, one, _ in known}
     assert all(isinstance(one, OverheadEstimate) for one in estimates.values())
     samples = [
         sample(one, rank(one, estimates[name].total_bytes + more), name=name)  # type: ignore[union-attr]
-        for name, one, more in (("near", near, GIB), ("far", far, 3 * GIB))
+        for name, one, more in known
     ]
     found = Calibration.of(samples).carried(asked)
     asked_estimate = estimate_overhead(asked)

@@ -1,6 +1,7 @@
 """What a start-up log measured beside what was predicted: which rank binds, what stays unused, the parts of an overhead."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,14 @@ def test_each_figure_stands_beside_its_raw_prediction() -> None:
     assert found.weights.difference_ratio == pytest.approx(15 * GIB / 16_060_522_496 - 1)
 
 
+@pytest.mark.parametrize("flags", [{"gpu_memory_utilization": 0.1}, {"kv_cache_memory_bytes": 10 * GIB}])
+def test_weights_are_predicted_where_the_budget_leaves_nothing_or_a_flag_gives_the_pool(
+    flags: dict[str, Any],
+) -> None:
+    found = figures(engine(**flags), start(LoggedRank(available=gib(10))))
+    assert found.weights.predicted_bytes == 16_060_522_496
+
+
 def test_the_rank_that_leaves_the_least_binds_and_the_rest_of_the_others_is_unused() -> None:
     ranks = [
         LoggedRank(label=f"TP{index}", available=gib(left))
@@ -95,14 +104,12 @@ def test_the_rank_that_leaves_the_least_binds_and_the_rest_of_the_others_is_unus
 def test_of_pipeline_stages_the_one_with_the_fewest_blocks_binds() -> None:
     """A stage of twice the layers has blocks twice as wide: 40 GiB of it are as many as 20 GiB of the other."""
     config = LLAMA | {"num_hidden_layers": 3}
-    known = replace(
-        facts(
-            config=config,
-            flags={"pipeline_parallel_size": 2},
-            gpu="H100",
-            hbm_bytes=80 * GIB,
-            max_model_len=8192,
-        )
+    known = facts(
+        config=config,
+        flags={"pipeline_parallel_size": 2},
+        gpu="H100",
+        hbm_bytes=80 * GIB,
+        max_model_len=8192,
     )
     layout = predict(known).layout
     assert layout is not None

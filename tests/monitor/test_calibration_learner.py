@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from kvheadroom.capacity.fleet import CalibrationFile
 from kvheadroom.capacity.readings import FailureReason
 from kvheadroom.monitor import calibration_learner
 from kvheadroom.monitor.calibration_learner import CalibrationLearner
-from kvheadroom.monitor.calibration_store import MOST_SAMPLES, add_samples, read_samples
+from kvheadroom.monitor.calibration_store import MOST_SAMPLES, StoredSamples, add_samples, read_samples
 from kvheadroom.sources.slow_files import SlowFiles
 from tests.monitor.test_calibration_store import KEY, sample
 
@@ -280,6 +281,34 @@ def test_what_comes_of_a_file_after_another_was_taken_is_not_used(
     keeper.work()
     assert keeper.starts() == [2, 3]
     assert len(read_samples(other).samples) == 2
+
+
+def test_a_start_that_is_measured_anew_while_it_is_written_is_written_again(path: Path) -> None:
+    keeper = Keeper(path)
+    keeper.work()
+    keeper.learner.keep(sample(1))
+    again = replace(sample(1), overhead_bytes=10**9 + 7)
+
+    def measure() -> None:
+        keeper.disk.meanwhile = None
+        keeper.learner.keep(again)
+
+    keeper.disk.meanwhile = measure
+    assert not keeper.work()
+    assert keeper.work()
+    assert read_samples(path).samples == (again,)
+
+
+def test_a_file_that_cannot_be_read_after_it_was_written_takes_nothing_away(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_samples(path, [sample(1)])
+    keeper = Keeper(path)
+    keeper.work()
+    monkeypatch.setattr(calibration_learner, "read_samples", lambda _: StoredSamples(problem="it is gone"))
+    keeper.learner.keep(sample(2))
+    assert keeper.work()
+    assert keeper.starts() == [1, 2]
 
 
 def test_a_kind_of_which_nothing_new_was_read_keeps_its_samples_as_they_were(path: Path) -> None:

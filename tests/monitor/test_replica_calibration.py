@@ -249,6 +249,24 @@ def test_a_scrape_that_fails_begins_the_wait_anew(fleet: Fleet) -> None:
     assert fleet.excluded() == {}
 
 
+def test_a_clock_that_is_set_back_begins_the_wait_anew(fleet: Fleet) -> None:
+    fleet.tick(times=6)
+    fleet.tick(after=-1000.0)
+    fleet.tick(times=5)
+    assert fleet.starts() == {}
+    fleet.tick()
+    assert set(fleet.starts()) == {"a/0/100", "b/0/100"}
+
+
+def test_a_start_that_gives_way_while_its_facts_are_not_known_is_told_so(fleet: Fleet) -> None:
+    down = SourceFailure("models", FailureReason.HTTP_STATUS, "401")
+    fleet.a.sources = (*UP, SourceStatus(source="models", failure=down))
+    fleet.tick(times=3)
+    fleet.a.answer = page(90_000, started_at=300.0)
+    fleet.tick()
+    assert fleet.excluded() == {"unknown": 1}
+
+
 def test_nothing_is_measured_while_a_source_of_facts_is_down(fleet: Fleet) -> None:
     down = SourceFailure("models", FailureReason.HTTP_STATUS, "401")
     fleet.a.sources = (*UP, SourceStatus(source="models", failure=down))
@@ -453,5 +471,15 @@ def test_facts_that_change_make_the_sample_anew(fleet: Fleet) -> None:
     fleet.a.said = {"weights_bytes": GIB // 2}
     # A reload replaces the sampler, which asks for everything anew.
     fleet.a.restart_sampler()
+    fleet.settle()
+    assert fleet.starts()["a/0/100"] == 2 * GIB + GIB // 2
+
+
+def test_facts_that_are_others_after_a_source_was_away_make_the_sample_anew(fleet: Fleet) -> None:
+    fleet.settle()
+    fleet.a.answer = REFUSED
+    fleet.a.said = {"weights_bytes": GIB // 2}
+    fleet.tick()
+    fleet.a.answer = page(BLOCKS)
     fleet.settle()
     assert fleet.starts()["a/0/100"] == 2 * GIB + GIB // 2
