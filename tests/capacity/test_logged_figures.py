@@ -226,7 +226,7 @@ def sample(known: EngineFacts, name: str, overhead: int) -> CalibrationSample:
 
 @pytest.mark.parametrize("gpu", ["H100", None])
 def test_a_key_alone_tells_what_facts_of_it_tell(gpu: str | None) -> None:
-    known = replace(engine(gpu=gpu, gpu_memory_utilization=0.9))
+    known = engine(gpu=gpu, gpu_memory_utilization=0.9)
     key = key_of(known)
     assert not isinstance(key, str)
     one = Calibration.of([sample(known, "a", 5 * GIB)])
