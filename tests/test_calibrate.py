@@ -33,6 +33,7 @@ from tests.doubles.http_server import http_server, text_answer
 from tests.made_logs import NAME, UP, beginning, model_folder, rank_lines, recorded, whole_log
 from tests.outputs.fleet import on_a_gpu
 from tests.test_daemon import vllm_answers
+from tests.test_plan_model import READS_HEADERS, TINY_BYTES, on_a_hub
 
 GIB = 2**30
 
@@ -294,6 +295,36 @@ def test_a_model_that_is_not_found_says_how_to_name_it(folder: Path) -> None:
 def test_a_model_in_the_folder_that_the_log_names_is_found(folder: Path) -> None:
     (folder / "start.log").write_text(whole_log(model="llama"))
     assert calibrate("--log", "start.log", "--gpu", "A100-80GB").returncode == 0
+
+
+def test_a_model_on_the_hub_whose_index_does_not_tell_its_weights_is_read_once_by_its_headers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = rank_lines(weights=0.00159)
+    starts = [whole_log(tiny, model="org/tiny", max_seq_len=2048, at=f"10-0{day} 10:00:00") for day in (6, 7)]
+    (folder / "start.log").write_text("".join(starts))
+    with http_server(on_a_hub("F32", None)) as (endpoint, seen):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        run = calibrate("--log", "start.log", "--gpu", "A100-80GB", "--json")
+    assert (run.returncode, run.stderr) == (0, READS_HEADERS)
+    shards = sorted(path.rpartition("/")[2] for path, _ in seen if path.endswith(".safetensors"))
+    assert shards == ["1.safetensors", "2.safetensors"]
+    # vLLM casts them to 16 bits, and pads the vocabulary from 1,000 to 1,024 rows twice.
+    assert [one["figures"]["weights"]["predicted_bytes"] for one in document(run)["starts"]] == [
+        TINY_BYTES + 2 * 24 * 128 * 2
+    ] * 2
+
+
+def test_a_hub_that_gives_no_model_of_the_name_that_was_said_ends_with_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "start.log").write_text(whole_log())
+    with http_server({}) as (endpoint, _):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        run = calibrate("--log", "start.log", "--gpu", "A100-80GB", "--model", "org/gone")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("kvheadroom: --model: org/gone")
+    assert "no such model" in run.stderr
 
 
 def test_an_engine_that_drafts_with_a_model_asks_for_its_name(folder: Path) -> None:
