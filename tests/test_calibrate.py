@@ -145,6 +145,16 @@ def test_the_rank_that_leaves_the_least_is_named_with_what_stays_unused_on_the_o
     assert start["figures"]["kv_cache"]["measured_bytes"] == round(66.39 * GIB)
 
 
+def test_what_rounding_alone_may_make_is_told_of_no_rank(folder: Path) -> None:
+    ranks = [
+        rank_lines(label=f"TP{index}", weights=7.51, activation=activation)
+        for index, activation in enumerate((1.0, 1.01))
+    ]
+    run = of_log(whole_log(*ranks, tensor_parallel_size=2), "--gpu", "A100-80GB")
+    assert run.returncode == 0, run.stdout
+    assert "stay unused" not in run.stdout
+
+
 def test_what_cuda_graphs_took_stands_beside_their_estimate_even_of_a_log_that_is_cut(folder: Path) -> None:
     run = of_log(recorded("0.26.0_expert_parallel"))
     assert run.returncode == 1
