@@ -121,7 +121,7 @@ class LoggedStart:
     Attributes:
         release: of vLLM, as printed.
         model: as the server was given it.
-        flags: by vLLM's names, values as in `OperatorFacts.flags`, besides `enforce_eager` and `quantization`.
+        flags: by vLLM's names, values as in `OperatorFacts.flags`, besides `quantization`.
         engine: the data-parallel index; None where the log names none.
         num_gpu_blocks: before an override.
         pool_tokens: of `GPU KV cache size`.

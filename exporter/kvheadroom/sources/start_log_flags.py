@@ -30,7 +30,6 @@ _OTHER_NAMES = {
     "num_spec_tokens": "num_speculative_tokens",
 }
 _CLOSED = ("'", '"', ")", "]", "}")
-_SWITCHES = SWITCHES | {"enforce_eager"}
 _DRAFT = "speculative_config"
 _WORDS = frozenset({"quantization"})
 
@@ -115,7 +114,7 @@ def _flag(name: str, text: str) -> Any:
         given = json.dumps({"kv_connector": connector}) if connector else None
     else:
         given = _scalar(text)
-    if name in _SWITCHES:
+    if name in SWITCHES:
         return given if isinstance(given, bool) else None
     if name in _WORDS:
         return given if isinstance(given, str) else None
