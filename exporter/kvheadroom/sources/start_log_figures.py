@@ -15,8 +15,6 @@ def figures_of(form: Form, groups: Groups) -> list[Printed]:
     texts = [group for group in groups if group is not None and group[-1:] == "B"]
     if form.head.startswith(("Free memory on device", "Externally held")) and texts:
         texts.insert(0, f"{groups[0]} {texts[0].lstrip('-0123456789. ')}")
-    if form.name == "out_of_memory":
-        return []
     return [printed(text, gb_is_gib=form.gb_is_gib) for text in texts]
 
 
