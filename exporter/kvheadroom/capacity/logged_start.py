@@ -125,7 +125,6 @@ class LoggedStart:
         engine: the data-parallel index; None where the log names none.
         num_gpu_blocks: before an override.
         pool_tokens: of `GPU KV cache size`.
-        max_concurrency: requests of `max_concurrency_tokens` that fit at once.
         failure: one sentence with the known figures; empty where it did not fail.
         is_cold: whether any graph of the model was compiled anew, not loaded from torch.compile's cache (0.33.0
             `compilation/backends.py`, `decorators.py`); None where the log tells neither, as of a start that compiles
@@ -140,8 +139,6 @@ class LoggedStart:
     ranks: tuple[LoggedRank, ...] = ()
     num_gpu_blocks: int | None = None
     pool_tokens: int | None = None
-    max_concurrency: float | None = None
-    max_concurrency_tokens: int | None = None
     outcome: StartOutcome = StartOutcome.CUT
     failure: str = ""
     is_cold: bool | None = None

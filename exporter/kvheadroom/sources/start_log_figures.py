@@ -129,25 +129,10 @@ def _count(text: str | None) -> int:
     return int((text or "0").replace(",", ""))
 
 
-def _real(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
-
-
 def _pool(engine: EngineDraft, groups: Groups) -> None:
     """Up to 0.10 each worker prints what its own memory holds, and all take the least (`get_kv_cache_configs`)."""
     tokens = _count(groups[0])
     engine.values["pool_tokens"] = min(tokens, engine.values.get("pool_tokens", tokens))
-    if groups[1] is not None:
-        _concurrency(engine, groups[1:])
-
-
-def _concurrency(engine: EngineDraft, groups: Groups) -> None:
-    ratio = _real(groups[1])
-    if ratio is not None and ratio <= engine.values.get("max_concurrency", ratio):
-        engine.values |= {"max_concurrency_tokens": _count(groups[0]), "max_concurrency": ratio}
 
 
 def _blocks(engine: EngineDraft, groups: Groups) -> None:
@@ -157,7 +142,8 @@ def _blocks(engine: EngineDraft, groups: Groups) -> None:
 
 OF_AN_ENGINE: Mapping[str, Callable[[EngineDraft, Groups], None]] = {
     "pool": _pool,
-    "concurrency": _concurrency,
+    # What follows from the pool; a line of the start all the same.
+    "concurrency": lambda *_: None,
     "blocks": _blocks,
     "compiled": lambda engine, _: engine.see_graphs(is_cold=True),
     "compiled_before": lambda engine, _: engine.see_graphs(is_cold=False),

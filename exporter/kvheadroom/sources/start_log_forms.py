@@ -147,11 +147,11 @@ FORMS = (
         _form(
             "pool",
             f"{device} KV cache size: ",
-            r"COUNT tokens(?:, Maximum concurrency for COUNT tokens per request: ([\d.]{1,20})x)?",
+            r"COUNT tokens(?:, Maximum concurrency for \d[\d,]{0,20} tokens per request: [\d.]{1,20}x)?",
         )
         for device in ("GPU", "CPU", "XPU", "TPU", "HPU", "NPU")
     ),
-    _form("concurrency", "Maximum concurrency for ", r"COUNT tokens per request: ([\d.]{1,20})x"),
+    _form("concurrency", "Maximum concurrency for ", r"\d[\d,]{0,20} tokens per request: [\d.]{1,20}x"),
     _form("blocks", "# ", r"(?!CPU\b)\w{1,20} blocks: (\d{1,15})(?![\d.])"),
     _form(
         "engine_blocks",
