@@ -1,6 +1,8 @@
 """vLLM's own metrics, as a Prometheus keeps them -> what engines there were, and when."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from kvheadroom.capacity.readings import SourceFailure, VllmPage
@@ -53,18 +55,11 @@ def read_engines(answers: Answers, at: Callable[[int], float], steps: int) -> It
 _Told = tuple[str | None, tuple[float, ...], tuple[tuple[str, tuple[int, ...]], ...]]
 
 
-def _runs(told: Iterator[_Told]) -> Iterator[tuple[_Told, int, int]]:
+def _runs(told: Iterable[_Told]) -> Iterator[tuple[_Told, int, int]]:
     """(what was told, from which step on, until which step)."""
-    before: tuple[_Told, int, int] | None = None
-    for step, one in enumerate(told):
-        if before is not None and before[0] == one:
-            before = one, before[1], step
-            continue
-        if before is not None:
-            yield before
-        before = one, step, step
-    if before is not None:
-        yield before
+    for one, run in itertools.groupby(enumerate(told), key=operator.itemgetter(1)):
+        steps = [step for step, _ in run]
+        yield one, steps[0], steps[-1]
 
 
 def _engines(
