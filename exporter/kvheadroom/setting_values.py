@@ -136,19 +136,14 @@ def _each_once(values: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 GpuName = Annotated[str | int, BeforeValidator(_gpu_name)]
-Duration = Annotated[
+_Seconds = Annotated[
     float,
     BeforeValidator(parse_duration),
-    Field(ge=0.1, le=3600),
     # With its unit, so that what was dumped can be read again.
     PlainSerializer(lambda seconds: f"{seconds}s"),
 ]
-IdleTime = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    Field(ge=1, le=30 * 86_400),
-    PlainSerializer(lambda seconds: f"{seconds}s"),
-]
+Duration = Annotated[_Seconds, Field(ge=0.1, le=3600)]
+IdleTime = Annotated[_Seconds, Field(ge=1, le=30 * 86_400)]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 ModelPath = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]
