@@ -8,7 +8,7 @@ from typing import Any
 from kvheadroom.capacity.logged_start import LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.sources.start_log_lines import Speaker
 
-MOST_RANKS = 4096
+_MOST_RANKS = 4096
 _NUMBERS = re.compile(r"\d+")
 # `--gpu-memory-utilization=%.4f`, twice.
 _RATIO_UNCERTAINTY = 0.00005
@@ -75,7 +75,7 @@ class EngineDraft:
         """The rank of whoever printed a line."""
         draft = self.ranks.get(speaker.process)
         if draft is None:
-            if len(self.ranks) >= MOST_RANKS:
+            if len(self.ranks) >= _MOST_RANKS:
                 return RankDraft()
             draft = self.ranks[speaker.process] = RankDraft({"label": speaker.label})
         elif draft.values["label"].startswith("pid=") and not speaker.label.startswith("pid="):

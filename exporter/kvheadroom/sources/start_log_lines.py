@@ -72,7 +72,7 @@ class LogLine:
     whole: str
 
 
-NOBODY = Speaker()
+_NOBODY = Speaker()
 
 
 def log_lines(lines: Iterable[str]) -> Iterator[LogLine]:
@@ -159,7 +159,7 @@ def _without_source(text: str, number: int) -> LogLine:
 def _speaker(front: str) -> Speaker:
     """Of what stands in front of a message. Ray may put a worker's name behind its engine's."""
     if "(" not in front:
-        return NOBODY
+        return _NOBODY
     engine: int | str | None = None
     label = process = ""
     is_api_server = False
