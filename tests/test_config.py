@@ -124,6 +124,8 @@ def test_the_config_is_no_place_for_samples(tmp_path: Path) -> None:
         (REPLICA + "calibration_file: /", "/c.yaml: calibration_file: '/' is no file's name"),
         (REPLICA + "calibration_file: 5", "/c.yaml: calibration_file: the path of a file is needed, got 5"),
         ("replicas: [{url: 'http://h:1', overhead_gb: -1}]", "/c.yaml: replicas[0].overhead_gb: input should be greater than or equal to 0, got -1"),
+        (REPLICA + "idle_times: [5m, 999ms]", "/c.yaml: idle_times[1]: input should be greater than or equal to 1, got '999ms'"),
+        (REPLICA + "idle_times: [721h]", "/c.yaml: idle_times[0]: input should be less than or equal to 2592000, got '721h'"),
         (REPLICA + "session_tokens: [0]", "/c.yaml: session_tokens[0]: input should be greater than 0, got 0"),
         (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: a whole number is needed, got '256K'"),
         ("replicas: [{url: 'host:8000'}]", "/c.yaml: replicas[0].url: 'host:8000' is no server's address; write e.g. http://host:8000"),
