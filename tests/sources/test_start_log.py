@@ -1,11 +1,14 @@
 """What is read of start-up logs: excerpts that people published, and whole starts of each family of releases."""
 
 import csv
+import itertools
+import re
 from dataclasses import replace
 
 import pytest
 
 from kvheadroom.capacity.logged_start import GIB, LoggedRank, Printed, StartOutcome, contradictions
+from kvheadroom.sources.start_log_figures import OF_A_RANK
 from kvheadroom.sources.start_log_forms import FAILURES, FORMS, match_form
 from tests.sources.start_logs import FOLDER, gib, log, messages, only_rank, only_start, read
 
@@ -20,30 +23,57 @@ def test_each_line_that_a_release_prints_has_its_form(row: dict[str, str]) -> No
     assert found[0].name == row["form"]
 
 
+def test_each_form_that_tells_a_rank_s_figures_is_held_to_them() -> None:
+    assert OF_A_RANK.keys() - FIGURES.keys() == {"counted", "not_counted"}
+
+
 def test_each_form_is_printed_by_some_release() -> None:
     assert {row["form"] for row in LINES_OF_RELEASES} == {form.name for form in (*FORMS, *FAILURES)}
 
 
+FIGURES: dict[str, tuple[str, ...]] = {
+    "loaded": ("weights",),
+    "v0_budget": ("total", "requested"),
+    "v0_shares": ("weights", "non_torch", "activation", "available"),
+    "snapshot": ("free_at_start", "total"),
+    "requested": ("requested",),
+    "requested_0_9": ("free_at_start", "", "requested"),
+    "requested_util": ("free_at_start", "requested"),
+    "external": ("", "external_weights", "requested"),
+    "profiled": ("", "", "activation", "non_torch", "weights"),
+    "profiled_consumed": ("", "", "", "consumed", "weights"),
+    "available": ("available",),
+    "pinned": ("free_at_start", "available"),
+    "plan": ("", "", "free_at_start"),
+    "estimate": ("cudagraph_estimate",),
+    "captured": ("cudagraph",),
+    "graph_pool": ("cudagraph", "cudagraph_estimate"),
+    "usage": ("free_at_start", "total", "requested", "weights", "activation", "non_torch", "cudagraph", "", "", "available"),
+    "usage_consumed": ("free_at_start", "total", "requested", "consumed", "activation", "cudagraph", "", "", "available"),
+    "reserve": ("multimodal_reserve",),
+    "short": ("free_at_start", "total", "requested"),
+}  # fmt: skip
+"""What the numbers of a line are in their order; empty for what is none of the rank's."""
+
+
 @pytest.mark.parametrize(
     "row",
-    [
-        row
-        for row in LINES_OF_RELEASES
-        if "1.25" in row["line"] and row["form"] not in ("engine_up", "concurrency")
-    ],
+    [row for row in LINES_OF_RELEASES if row["form"] in FIGURES],
     ids=lambda row: f"{row['form']}-{row['first']}",
 )
-def test_the_figures_of_each_such_line_are_read_as_gib(row: dict[str, str]) -> None:
-    reading = read(row["line"])
-    known = {
-        value
-        for start in reading.starts
-        for rank in start.ranks
-        for value in (getattr(rank, name) for name in LoggedRank.__dataclass_fields__)
-        if isinstance(value, Printed)
+def test_each_figure_of_a_line_is_read_for_what_it_is(row: dict[str, str]) -> None:
+    numbers = itertools.count(1)
+    line = re.sub(r"1\.25", lambda _: f"{next(numbers)}.25", row["line"])
+    expected = {
+        name: gib(f"{number}.25")
+        for number, name in enumerate(FIGURES[row["form"]], start=1)
+        if name and f"{number}.25" in line
     }
-    assert known <= {gib("1.25"), Printed(round(1.25 * GIB), 0), Printed(7, 0)}
-    assert [message for message in messages(reading) if message.startswith("unit")] == []
+    if in_bytes := re.search(r"(?<=bytes=)\d+|\d+(?= bytes)", line):
+        expected["available"] = Printed(int(in_bytes[0]), 0)
+    rank = only_rank(line)
+    told = {name: getattr(rank, name) for name in LoggedRank.__dataclass_fields__}
+    assert {name: value for name, value in told.items() if isinstance(value, Printed)} == expected
 
 
 EXCERPTS = {
@@ -178,7 +208,15 @@ def test_each_engine_tells_its_pool() -> None:
 
 
 def test_of_several_sizes_of_the_pool_all_workers_take_the_least() -> None:
-    assert only_start(log("0.10.1_ray")).pool_tokens == 6_167_568
+    *others, more, fewer = log("0.10.1_ray").splitlines()
+    for order in ((more, fewer), (fewer, more)):
+        assert only_start("\n".join((*others, *order))).pool_tokens == 6_167_568
+    more, fewer = (
+        f"INFO 01-02 03:04:05 [executor_base.py:1] # cuda blocks: {blocks}, # CPU blocks: 4096"
+        for blocks in (24_990, 24_084)
+    )
+    for order in ((more, fewer), (fewer, more)):
+        assert only_start("\n".join(order)).num_gpu_blocks == 24_084
 
 
 def test_graphs_that_were_estimated_and_not_counted() -> None:
@@ -352,6 +390,30 @@ def test_the_graph_estimate_follows_from_two_utilizations_where_nothing_better_i
     assert only_rank(COUNTED).cudagraph_estimate is None
 
 
+def test_of_two_utilizations_the_one_that_is_printed_whole_counts() -> None:
+    rounded = "Initial free memory: 78.84 GiB; Requested memory: 0.92 (util), 73.10 GiB"
+    whole = SHORT.replace("(0.82, 64.98 GiB)", "(0.9224, 73.10 GiB)")
+    assert only_rank(rounded) == LoggedRank(
+        free_at_start=gib("78.84"), utilization=0.92, utilization_uncertainty=0.005, requested=gib("73.10")
+    )
+    for lines in ((rounded, whole), (whole, rounded)):
+        rank = only_rank("\n".join(lines))
+        assert (rank.utilization, rank.utilization_uncertainty) == (0.9224, 0.0)
+
+
+def test_an_estimate_that_was_not_counted_follows_from_what_vllm_would_have_to_be_given() -> None:
+    line = (
+        "CUDA graph memory profiling is disabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). Consider re-enabling it (the default "
+        "as of v0.21.0) and increasing --gpu-memory-utilization from 0.8200 to 0.8352."
+    )
+    rank = only_rank(f"{line}\n{SHORT}")
+    assert rank.graphs_counted is False
+    assert rank.cudagraph_estimate is not None
+    assert rank.cudagraph_estimate.bytes == round((0.8352 - 0.8200) * round(79.25 * GIB))
+    # It would have to be more than all.
+    assert only_rank(f"{line.replace('0.8352', '1.0000')}\n{SHORT}").cudagraph_estimate is None
+
+
 FAILED = {
     "ValueError: To serve at least one request with the models's max seq len (131072), (4.54 GiB KV cache is needed, which is larger "
     "than the available KV cache memory (1.71 GiB). Based on the available memory, the estimated maximum model length is 49152. Try": (
@@ -418,6 +480,28 @@ def test_the_reason_is_told_whatever_is_printed_around_it() -> None:
         ],
     ):
         assert only_start("\n".join(lines)).failure.startswith("12.50 GiB of the GPU's")
+
+
+CONFIG = "INFO 01-02 03:04:05 [core.py:1] Initializing a V1 LLM engine (v0.33.0) with config: model='a/b', "
+UP = "init engine (profile, create kv cache, warmup model) took 9 s"
+
+
+def test_how_the_one_engine_ended_is_told_by_a_line_that_names_none() -> None:
+    named = f"(EngineCore_DP0 pid=1) {CONFIG}\n"
+    start = only_start(f"{named}{UP}")
+    assert (start.engine, start.outcome) == (0, StartOutcome.STARTED)
+    start = only_start(f"{named}ValueError: {SHORT}")
+    assert (start.engine, start.outcome) == (0, StartOutcome.FAILED)
+    assert start.failure.startswith("12.50 GiB of the GPU's")
+
+
+def test_an_engine_that_failed_has_not_started_with_its_server() -> None:
+    first, second = read(
+        f"(EngineCore_DP0 pid=1) {CONFIG}\n(EngineCore_DP1 pid=2) {CONFIG}\n"
+        f"(EngineCore_DP1 pid=2) ERROR 01-02 03:04:05 [core.py:700] ValueError: {SHORT}\n"
+        "(APIServer pid=9) INFO:     Application startup complete.\n"
+    ).starts
+    assert (first.outcome, second.outcome) == (StartOutcome.STARTED, StartOutcome.FAILED)
 
 
 def test_an_error_after_the_start_is_none_of_it() -> None:
