@@ -11,8 +11,10 @@ from kvheadroom.app import OneReplica, look_at
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.fleet import ReplicaAssessment
+from kvheadroom.capacity.running_server import Change, RunningServer, start_of
 from kvheadroom.capacity.stored_model import ModelFiles
-from kvheadroom.capacity.what_if import Change, RunningServer, WhatIf, start_of, what_if
+from kvheadroom.capacity.what_if import what_if
+from kvheadroom.capacity.what_if_answer import WhatIf
 from kvheadroom.config import Config, load_config, validate_address, validate_config
 from kvheadroom.planner import (
     PlanOptions,

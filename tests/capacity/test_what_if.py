@@ -17,9 +17,11 @@ from kvheadroom.capacity.facts import AUTO_LENGTH, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
+from kvheadroom.capacity.running_server import Change, RunningServer, start_of
 from kvheadroom.capacity.startup_check import FreeMemory
 from kvheadroom.capacity.stored_model import ModelFiles
-from kvheadroom.capacity.what_if import Change, RunningServer, WhatIf, WhatIfRow, start_of, what_if
+from kvheadroom.capacity.what_if import what_if
+from kvheadroom.capacity.what_if_answer import WhatIf, WhatIfRow
 from tests.capacity.article_models import CONFIGS, WEIGHTS_BYTES
 from tests.capacity.facts_builder import TINY_LLAMA
 from tests.capacity.truth import BY_ID

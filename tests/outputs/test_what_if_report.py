@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from kvheadroom.capacity.what_if import Change, WhatIf, what_if
+from kvheadroom.capacity.running_server import Change
+from kvheadroom.capacity.what_if import what_if
+from kvheadroom.capacity.what_if_answer import WhatIf
 from kvheadroom.outputs.what_if_json import what_if_json
 from kvheadroom.outputs.what_if_report import is_answered, what_if_report
 from tests.capacity.test_what_if import BLOCKS, asked, glm, running

@@ -5,239 +5,24 @@ what the overhead depends on, and moved by the difference of the two estimates w
 row is planned like any start: facts, layout, budget, pool. Nothing of it is scaled from what the engine holds now.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
-from kvheadroom.capacity.alternatives import spelt
 from kvheadroom.capacity.calibrated_plan import CalibratedPlan, calibrate
 from kvheadroom.capacity.calibration import Calibration
 from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, sample_of_engine
-from kvheadroom.capacity.command_line import FITTED_LENGTH
-from kvheadroom.capacity.deployment import (
-    USUAL_SESSION_TOKENS,
-    DeploymentPlan,
-    Outcome,
-    PlanRequest,
-    plan_deployment,
-)
-from kvheadroom.capacity.facts import (
-    AUTO_LENGTH,
-    EngineFacts,
-    Fact,
-    MissingFact,
-    OperatorFacts,
-    Origin,
-    ServerAnswers,
-)
-from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.deployment import USUAL_SESSION_TOKENS, DeploymentPlan, plan_deployment
+from kvheadroom.capacity.facts import AUTO_LENGTH, EngineFacts, Fact, Origin
 from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.overhead import estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
-from kvheadroom.capacity.own_start import start_of as start_of_engine
 from kvheadroom.capacity.own_start import without_replica
 from kvheadroom.capacity.prediction import predict
-from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
+from kvheadroom.capacity.running_server import Change, RunningServer, start_of
 from kvheadroom.capacity.sessions import count_sessions
-from kvheadroom.capacity.startup_check import (
-    FreeMemory,
-    KvCheck,
-    MemoryCheck,
-    check_kv_cache,
-    check_memory,
-)
-from kvheadroom.capacity.stored_model import ModelFiles
-
-NOT_MODELLED = (
-    "Room is planned, not speed: no latency, no throughput, no quality of the answers with another type or draft.",
-    "Other processes on the GPUs are taken to stay as they are.",
-    "Overheads move with drivers, kernels, the sizes that CUDA graphs are captured for, and what libraries buffer.",
-    "Flags that nobody told are taken as vLLM's defaults, before and after.",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningServer:
-    """One server as it runs.
-
-    Attributes:
-        operator: what the operator says of it.
-        facts: of one of its engines, as they were resolved.
-        model_files: None where nobody has them.
-        others_bytes: what anything else uses on one of its GPUs, the most; None where nobody knows.
-        started_at, taken_at: unix seconds; None where the page tells no start.
-    """
-
-    replica: str
-    url: str
-    operator: OperatorFacts
-    facts: EngineFacts
-    snapshots: tuple[EngineSnapshot, ...]
-    model_files: ModelFiles | None
-    model_files_missing: MissingFact | None = None
-    others_bytes: int | None = None
-    started_at: float | None = None
-    taken_at: float
-
-    @property
-    def snapshot(self) -> EngineSnapshot:
-        """The engine with the fewest blocks: it is the first that is full."""
-        told = [one for one in self.snapshots if one.num_blocks is not None]
-        return min(told, key=lambda one: one.num_blocks or 0) if told else self.snapshots[0]
-
-    @property
-    def start(self) -> str:
-        """What tells its start from every other."""
-        return start_of_engine(self.replica, self.snapshot.engine, self.started_at, self.snapshot.num_blocks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What is to be done otherwise.
-
-    Attributes:
-        flags: by vLLM's names; None takes one away.
-        draft_files: of a draft model that the flags name.
-    """
-
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    gpu: str | None = None
-    hbm_bytes: int | None = None
-    version: str | None = None
-    draft_files: ModelFiles | None = None
-
-    def __bool__(self) -> bool:
-        """Whether there is anything."""
-        return self != Change()
-
-    @property
-    def label(self) -> str:
-        """As on a command line."""
-        words = [_spelt(name, value) for name, value in self.flags.items()]
-        if self.gpu is not None:
-            words.append(f"on {self.gpu}")
-        if self.hbm_bytes is not None:
-            words.append(f"on a GPU of {self.hbm_bytes / 1e9:.2f} GB")
-        if self.version is not None:
-            words.append(f"vLLM {self.version}")
-        return " ".join(words) or "the same start again"
-
-
-def _spelt(name: str, value: Any) -> str:
-    if name == "speculative_config":
-        draft = value or {"method": "mtp", "num_speculative_tokens": 0}
-        tokens = draft.get("num_speculative_tokens")
-        return f"--mtp {tokens}" if draft.get("method") == "mtp" else f"drafting by {draft.get('method')}"
-    return spelt({name: value}) if value is not None else f"--{name.replace('_', '-')} 0"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sessions:
-    """Sessions of one length.
-
-    Attributes:
-        of_engine: of one engine, `fewest` to `most` over the interval of the overhead; of the engine that runs, as observed.
-        whole: that really fit at once, the null block set aside.
-        per_gpu: of a replica, over its GPUs.
-        in_all: on the same number of GPUs for all rows, in whole replicas.
-    """
-
-    session_tokens: int
-    of_engine: float
-    whole: int
-    fewest: float
-    most: float
-    per_gpu: float
-    in_all: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """The engine that runs.
-
-    Attributes:
-        plan: what is predicted of it, without any of its results.
-        sample: what its pool tells of its overhead; `Excluded` says why nothing.
-        engines: behind the address.
-    """
-
-    plan: DeploymentPlan
-    snapshot: EngineSnapshot
-    observation: Observation
-    engines: int
-    sample: CalibrationSample | Excluded
-    sessions: tuple[Sessions, ...]
-    replicas: int
-
-    @property
-    def knows_gpus(self) -> bool:
-        """Whether somebody told how many GPUs share a layer; a page of vLLM does not."""
-        return not self.plan.facts.tensor_parallel_size.assumed
-
-    @property
-    def off_ratio(self) -> float | None:
-        """Observed pool tokens / predicted - 1; None where one is not known."""
-        observed = self.observation.pool_tokens
-        predicted = None if self.plan.pool is None else self.plan.pool.pool_tokens
-        return observed / predicted - 1 if observed is not None and predicted else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfRow:
-    """One other start.
-
-    Attributes:
-        raw: as it is predicted, with the estimated overhead.
-        plan: with the overhead that is known best; `fewest` and `most` at the ends of its interval.
-        calibrated: where `plan` is from; a string says why nothing that was measured is used.
-        notes: what the change does that is easily overlooked, each one sentence.
-    """
-
-    change: Change
-    raw: DeploymentPlan
-    plan: DeploymentPlan
-    fewest: DeploymentPlan
-    most: DeploymentPlan
-    calibrated: CalibratedPlan | str
-    memory: MemoryCheck
-    kv_cache: KvCheck | None
-    sessions: tuple[Sessions, ...]
-    replicas: int
-    notes: tuple[str, ...]
-
-    @property
-    def starts(self) -> bool:
-        """Whether vLLM starts, by all that is known, and there are GPUs for a replica."""
-        has_memory = self.memory.verdict is not FreeMemory.TOO_LITTLE
-        return self.plan.outcome is Outcome.STARTS and has_memory and self.replicas > 0
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether both ends of the interval say the same."""
-        return len({one.outcome is Outcome.STARTS for one in (self.fewest, self.plan, self.most)}) == 1
-
-    @property
-    def too_long(self) -> tuple[int, ...]:
-        """Of the lengths that were asked for, those above max_model_len."""
-        longest = None if self.plan.pool is None else self.plan.pool.max_model_len
-        return tuple(n for n in self.plan.request.session_tokens if longest is not None and n > longest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
-    """A running engine and other ways to start it.
-
-    Attributes:
-        gpus: of which all rows are counted together.
-        session_tokens: lengths that sessions are counted of.
-    """
-
-    server: RunningServer
-    now: Now
-    rows: tuple[WhatIfRow, ...]
-    gpus: int
-    session_tokens: tuple[int, ...]
+from kvheadroom.capacity.startup_check import check_kv_cache, check_memory
+from kvheadroom.capacity.what_if_answer import Now, Sessions, WhatIf, WhatIfRow
 
 
 def what_if(
@@ -311,68 +96,6 @@ def _longest(server: RunningServer, changes: tuple[Change, ...]) -> Iterator[int
 def _planned(server: RunningServer, change: Change, lengths: tuple[int, ...]) -> DeploymentPlan:
     request, facts = start_of(server, change, lengths)
     return plan_deployment(request, facts)
-
-
-_ECHOED = frozenset(one.name for one in fields(EchoedFlags))
-
-
-def start_of(
-    server: RunningServer, change: Change, session_tokens: tuple[int, ...] = ()
-) -> tuple[PlanRequest, EngineFacts]:
-    """Another start of the same server: what is known of the one that runs stays, but for the change."""
-    facts, line = server.facts, server.facts.command_line
-    flags, length = dict(change.flags), facts.max_model_len
-    said = {**_engines(server), **server.operator.flags, **flags}
-    echoed = replace(server.snapshot.echoed, **dict.fromkeys(_ECHOED & flags.keys()))
-    told = length.value if length is not None and length.origin is Origin.SERVER else None
-    fits = flags.get("max_model_len") == AUTO_LENGTH
-    if "max_model_len" in flags:
-        told = None
-    elif change and line is not None and line.unclear.get("max_model_len") == FITTED_LENGTH:
-        # What was fitted to the one that runs is fitted anew.
-        told, fits = None, "max_model_len" not in server.operator.flags
-    if fits:
-        said["max_model_len"] = None
-    operator = replace(server.operator, flags=said)
-    if change.gpu is not None or change.hbm_bytes is not None:
-        operator = replace(operator, gpu=change.gpu or operator.gpu, hbm_bytes=change.hbm_bytes)
-    version = change.version or (None if facts.version is None else facts.version.value)
-    resolved = resolve_facts(
-        operator=operator,
-        answers=ServerAnswers(version=version, max_model_len=told),
-        echoed=echoed,
-        model_files=server.model_files,
-        model_files_missing=server.model_files_missing,
-        draft_tensors=None if change.draft_files is None else change.draft_files.tensors,
-        command_line=line,
-        local_gpu=facts.gpu,
-    )
-    all_flags = {
-        **({} if line is None else line.flags),
-        **({} if told is None else {"max_model_len": told}),
-        **said,
-        **{name: value for name in sorted(_ECHOED) if (value := getattr(echoed, name)) is not None},
-        **({"max_model_len": AUTO_LENGTH} if fits else {}),
-    }
-    request = PlanRequest(
-        model_files=server.model_files or ModelFiles(folder="", config={}),
-        operator=replace(
-            operator,
-            flags={name: value for name, value in all_flags.items() if value is not None},
-            gpu=resolved.gpu,
-        ),
-        version=version,
-        session_tokens=session_tokens,
-        draft_files=change.draft_files,
-    )
-    return request, resolved
-
-
-def _engines(server: RunningServer) -> dict[str, int]:
-    """The engines behind the address, where no flag tells them."""
-    line = server.facts.command_line
-    told = line is not None and "data_parallel_size" in line.flags
-    return {} if told or len(server.snapshots) < 2 else {"data_parallel_size": len(server.snapshots)}
 
 
 def _observed(

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvheadroom.capacity.calibration_samples import CalibrationSample
-from kvheadroom.capacity.what_if import NOT_MODELLED, Now, WhatIf, WhatIfRow
+from kvheadroom.capacity.what_if_answer import NOT_MODELLED, Now, WhatIf, WhatIfRow
 from kvheadroom.outputs.json_report import to_json
 from kvheadroom.outputs.plan_json import calibrated_json, plan_fields
 from kvheadroom.outputs.plan_words import with_options

@@ -9,7 +9,7 @@ from kvheadroom.capacity.facts import PARALLEL_FLAGS, Origin
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.plan_figures import figures
 from kvheadroom.capacity.startup_check import FreeMemory
-from kvheadroom.capacity.what_if import NOT_MODELLED, Now, Sessions, WhatIf, WhatIfRow
+from kvheadroom.capacity.what_if_answer import NOT_MODELLED, Now, Sessions, WhatIf, WhatIfRow
 from kvheadroom.outputs.numbers import count, signed_percent, size
 from kvheadroom.outputs.plan_report import figure_lines
 from kvheadroom.outputs.plan_tables import GIB, columns, gb, verdict, wrapped
