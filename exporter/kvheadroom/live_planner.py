@@ -11,7 +11,7 @@ from kvheadroom.app import OneReplica, look_at
 from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.fleet import ReplicaAssessment
-from kvheadroom.capacity.running_server import Change, RunningServer, start_of
+from kvheadroom.capacity.running_server import Change, RunningServer, start_with
 from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.capacity.what_if import what_if
 from kvheadroom.capacity.what_if_answer import WhatIf
@@ -145,7 +145,7 @@ def _as_said(server: RunningServer, options: WhatIfOptions) -> RunningServer:
     operator = replace(operator, flags={**operator.flags, **flags})
     said = replace(server, operator=operator)
     # All that follows takes what is known of it from here.
-    return replace(said, facts=start_of(said, Change())[1])
+    return replace(said, facts=start_with(said, Change())[1])
 
 
 def _with_model(
@@ -161,7 +161,7 @@ def _with_model(
 
     located = find(source.name, environment, home)
     return with_files(
-        with_weights(located, source, lambda files: start_of(with_files(files), Change())[1], report)
+        with_weights(located, source, lambda files: start_with(with_files(files), Change())[1], report)
     )
 
 

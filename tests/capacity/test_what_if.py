@@ -17,7 +17,7 @@ from kvheadroom.capacity.facts import AUTO_LENGTH, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
-from kvheadroom.capacity.running_server import Change, RunningServer, start_of
+from kvheadroom.capacity.running_server import Change, RunningServer, start_with
 from kvheadroom.capacity.startup_check import FreeMemory
 from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.capacity.what_if import what_if
@@ -414,8 +414,8 @@ def test_a_draft_is_taken_away_by_none_and_added_by_its_flag() -> None:
             weights_bytes=WEIGHTS_BYTES["nvfp4"],
         ),
     )
-    _, before = start_of(server, Change())
-    _, after = start_of(server, Change(flags={"speculative_config": None}))
+    _, before = start_with(server, Change())
+    _, after = start_with(server, Change(flags={"speculative_config": None}))
     assert (before.draft.method, before.draft.tokens) == ("mtp", 1)
     assert after.draft.method is None
     assert only(asked(glm(), {"speculative_config": drafted})).plan.facts.draft.tokens == 1

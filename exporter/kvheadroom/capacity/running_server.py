@@ -16,7 +16,7 @@ from kvheadroom.capacity.facts import (
     ServerAnswers,
 )
 from kvheadroom.capacity.facts_resolution import resolve_facts
-from kvheadroom.capacity.own_start import start_of as start_of_engine
+from kvheadroom.capacity.own_start import start_of
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
 from kvheadroom.capacity.stored_model import ModelFiles
 
@@ -53,7 +53,7 @@ class RunningServer:
     @property
     def start(self) -> str:
         """What tells its start from every other."""
-        return start_of_engine(self.replica, self.snapshot.engine, self.started_at, self.snapshot.num_blocks)
+        return start_of(self.replica, self.snapshot.engine, self.started_at, self.snapshot.num_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +99,12 @@ def _spelt(name: str, value: Any) -> str:
 _ECHOED = frozenset(one.name for one in fields(EchoedFlags))
 
 
-def start_of(
+def start_with(
     server: RunningServer, change: Change, session_tokens: tuple[int, ...] = ()
 ) -> tuple[PlanRequest, EngineFacts]:
     """Another start of the same server: what is known of the one that runs stays, but for the change."""
     facts, line = server.facts, server.facts.command_line
-    flags, length = dict(change.flags), facts.max_model_len
+    flags, length = change.flags, facts.max_model_len
     said = {**_engines(server), **server.operator.flags, **flags}
     echoed = replace(server.snapshot.echoed, **dict.fromkeys(_ECHOED & flags.keys()))
     told = length.value if length is not None and length.origin is Origin.SERVER else None

@@ -19,7 +19,7 @@ from kvheadroom.capacity.overhead import estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.own_start import without_replica
 from kvheadroom.capacity.prediction import predict
-from kvheadroom.capacity.running_server import Change, RunningServer, start_of
+from kvheadroom.capacity.running_server import Change, RunningServer, start_with
 from kvheadroom.capacity.sessions import count_sessions
 from kvheadroom.capacity.startup_check import check_kv_cache, check_memory
 from kvheadroom.capacity.what_if_answer import Now, Sessions, WhatIf, WhatIfRow
@@ -94,7 +94,7 @@ def _longest(server: RunningServer, changes: tuple[Change, ...]) -> Iterator[int
 
 
 def _planned(server: RunningServer, change: Change, lengths: tuple[int, ...]) -> DeploymentPlan:
-    request, facts = start_of(server, change, lengths)
+    request, facts = start_with(server, change, lengths)
     return plan_deployment(request, facts)
 
 
