@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
+from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.memory import PoolBudget
 
@@ -86,7 +86,7 @@ class KvCheck:
 
     Attributes:
         available_bytes: without the null block, where the release sets it aside.
-        longest: the longest that starts, None where none does.
+        longest: the longest up to max_model_len that starts, 0 where none does; None where that is not known.
     """
 
     max_model_len: int
@@ -123,7 +123,7 @@ def _gib(size: int) -> str:
 def check_kv_cache(plan: DeploymentPlan) -> KvCheck | None:
     """The check of a planned start; None where the pool or the length is not known, or there is no room at all."""
     layout, pool = plan.layout, plan.pool
-    if layout is None or pool is None or pool.needed_bytes is None or pool.max_model_len is None:
+    if layout is None or pool is None or pool.max_model_len is None or pool.blocks_per_request is None:
         return None
     sizes = layout.stage_bytes_per_block
     override = plan.facts.num_gpu_blocks_override
@@ -133,7 +133,7 @@ def check_kv_cache(plan: DeploymentPlan) -> KvCheck | None:
         available = tuple(override.value * size for size in sizes)
     else:
         return None
-    blocks = layout.blocks_per_session(pool.max_model_len)
+    blocks = pool.blocks_per_request
     reserved = 1 if plan.facts.rules.reserves_null_block else 0
     stages = [
         (have - reserved * size - blocks * size, blocks * size, have - reserved * size)
@@ -144,5 +144,5 @@ def check_kv_cache(plan: DeploymentPlan) -> KvCheck | None:
         max_model_len=pool.max_model_len,
         needed_bytes=needed,
         available_bytes=left,
-        longest=pool.longest_bootable if plan.outcome is Outcome.TOO_LONG else pool.max_model_len,
+        longest=pool.longest_bootable,
     )
