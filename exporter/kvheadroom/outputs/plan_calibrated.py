@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from kvheadroom.capacity.calibrated_plan import CalibratedPlan
-from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
+from kvheadroom.capacity.deployment import Outcome
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow
-from kvheadroom.outputs.numbers import count
-from kvheadroom.outputs.plan_tables import columns, gb, shown_length, verdict, wrapped
+from kvheadroom.outputs.plan_tables import START_HEADS, columns, shown_length, start_cells, wrapped
 
 
 def verdict_as_learned(row: PlannedRow) -> str:
@@ -52,9 +51,9 @@ def calibrated_table(model: ModelPlan) -> Iterator[str]:
         if not isinstance(calibrated, CalibratedPlan):
             notes.append(f"{label}: {calibrated}")
             continue
-        lines.append(_line(f"{label}, raw", row.plan, length))
+        lines.append(start_cells(f"{label}, raw", row.plan, length))
         lines += [
-            _line(f"{name:>{len(label) + 2 + len(name)}}", plan, length)
+            start_cells(f"{name:>{len(label) + 2 + len(name)}}", plan, length)
             for name, plan in (
                 ("learned", calibrated.plan),
                 ("fewest", calibrated.fewest),
@@ -63,18 +62,6 @@ def calibrated_table(model: ModelPlan) -> Iterator[str]:
         ]
         notes.append(f"{label}: {calibrated.learned.note}")
     if lines:
-        yield from columns(("", "overhead GB", "KV GB", "tokens", "sessions", "starts"), lines)
+        yield from columns(START_HEADS, lines)
     for note in notes:
         yield from wrapped(note, "  ", "    ")
-
-
-def _line(label: str, plan: DeploymentPlan, length: int) -> tuple[str, ...]:
-    fit = next((fit for fit in plan.fits if fit.session_tokens == length), None)
-    return (
-        label,
-        gb(plan.facts.overhead_bytes.value),
-        gb(plan.kv_bytes),
-        count(None if plan.pool is None else plan.pool.pool_tokens),
-        "–" if fit is None else f"{fit.sessions:.2f}",
-        verdict(plan),
-    )

@@ -147,6 +147,22 @@ def sum_table(model: ModelPlan) -> Iterator[str]:
         yield from wrapped(note, "  ", "    ")
 
 
+START_HEADS = ("", "overhead GB", "KV GB", "tokens", "sessions", "starts")
+
+
+def start_cells(label: str, plan: DeploymentPlan, length: int) -> tuple[str, ...]:
+    """One start under START_HEADS: bytes of one GPU, tokens and sessions of one engine."""
+    fit = next((fit for fit in plan.fits if fit.session_tokens == length), None)
+    return (
+        label,
+        gb(plan.facts.overhead_bytes.value) if plan.facts.pool_from_hbm else "–",
+        gb(plan.kv_bytes),
+        count(None if plan.pool is None else plan.pool.pool_tokens),
+        "–" if fit is None else f"{fit.sessions:.2f}",
+        verdict(plan),
+    )
+
+
 def shown_length(model: ModelPlan) -> int:
     """The length that sessions are shown of."""
     for row in model.rows:

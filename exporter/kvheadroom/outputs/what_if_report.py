@@ -12,7 +12,7 @@ from kvheadroom.capacity.startup_check import FreeMemory
 from kvheadroom.capacity.what_if_answer import NOT_MODELLED, Now, Sessions, WhatIf, WhatIfRow
 from kvheadroom.outputs.numbers import count, signed_percent, size
 from kvheadroom.outputs.plan_report import figure_lines
-from kvheadroom.outputs.plan_tables import GIB, columns, gb, verdict, wrapped
+from kvheadroom.outputs.plan_tables import GIB, START_HEADS, columns, gb, start_cells, wrapped
 
 
 def is_answered(answer: WhatIf) -> bool:
@@ -168,25 +168,13 @@ def _table(answer: WhatIf) -> Iterator[str]:
             "–" if observed is None else f"{observed.of_engine:.2f}",
             "it runs",
         ),
-        _line("now, predicted", now.plan, length),
+        start_cells("now, predicted", now.plan, length),
     ]
     for row in answer.rows:
-        lines.append(_line(row.change.label, row.plan, length))
+        lines.append(start_cells(row.change.label, row.plan, length))
         if row.fewest is not row.plan:
-            lines += [_line("  fewest", row.fewest, length), _line("  most", row.most, length)]
-    yield from columns(("", "overhead GB", "KV GB", "tokens", "sessions", "starts"), lines)
-
-
-def _line(label: str, plan: DeploymentPlan, length: int) -> tuple[str, ...]:
-    fit = next((fit for fit in plan.fits if fit.session_tokens == length), None)
-    return (
-        label,
-        gb(plan.facts.overhead_bytes.value) if plan.facts.pool_from_hbm else "–",
-        gb(plan.kv_bytes),
-        count(None if plan.pool is None else plan.pool.pool_tokens),
-        "–" if fit is None else f"{fit.sessions:.2f}",
-        verdict(plan),
-    )
+            lines += [start_cells("  fewest", row.fewest, length), start_cells("  most", row.most, length)]
+    yield from columns(START_HEADS, lines)
 
 
 def _same_gpus(answer: WhatIf) -> Iterator[str]:
