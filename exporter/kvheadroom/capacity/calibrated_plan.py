@@ -14,7 +14,7 @@ MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedFit:
+class IntervalFit:
     """Sessions of one length; `fewest` to `most` over the interval of the overhead, 0 where it leaves no room."""
 
     session_tokens: int
@@ -25,40 +25,29 @@ class CalibratedFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedPlan:
-    """One start with a learned overhead.
+class PlannedInterval:
+    """One start over an interval of the overhead.
 
     Attributes:
-        fewest, most: with the highest and with the lowest overhead of the interval.
+        fewest, most: with the highest and with the lowest overhead of the interval; `plan` itself where there is none.
     """
 
-    learned: LearnedOverhead
     plan: DeploymentPlan
     fewest: DeploymentPlan
     most: DeploymentPlan
 
     @property
-    def starts(self) -> bool:
-        """Whether vLLM starts with the learned overhead."""
-        return self.plan.outcome is Outcome.STARTS
-
-    @property
     def is_sure(self) -> bool:
-        """Whether the whole interval says so."""
-        return self.starts == (self.fewest.outcome is Outcome.STARTS) == (self.most.outcome is Outcome.STARTS)
+        """Whether both ends of the interval say the same."""
+        return len({one.outcome is Outcome.STARTS for one in (self.fewest, self.plan, self.most)}) == 1
 
     @property
-    def tokens(self) -> tuple[int, int, int]:
-        """Pool tokens of one engine: with the learned overhead, the fewest, the most; 0 where there is no room."""
-        return (_tokens(self.plan), _tokens(self.fewest), _tokens(self.most))
-
-    @property
-    def fits(self) -> tuple[CalibratedFit, ...]:
+    def fits(self) -> tuple[IntervalFit, ...]:
         """One for each length of which sessions are counted at the most."""
         own = {fit.session_tokens: fit for fit in self.plan.fits}
         fewest = {fit.session_tokens: fit.sessions for fit in self.fewest.fits}
         return tuple(
-            CalibratedFit(
+            IntervalFit(
                 session_tokens=fit.session_tokens,
                 sessions=own[fit.session_tokens].sessions if fit.session_tokens in own else 0.0,
                 whole_sessions=own[fit.session_tokens].whole_sessions if fit.session_tokens in own else 0,
@@ -67,6 +56,23 @@ class CalibratedPlan:
             )
             for fit in self.most.fits
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedPlan(PlannedInterval):
+    """One start with a learned overhead."""
+
+    learned: LearnedOverhead
+
+    @property
+    def starts(self) -> bool:
+        """Whether vLLM starts with the learned overhead."""
+        return self.plan.outcome is Outcome.STARTS
+
+    @property
+    def tokens(self) -> tuple[int, int, int]:
+        """Pool tokens of one engine: with the learned overhead, the fewest, the most; 0 where there is no room."""
+        return (_tokens(self.plan), _tokens(self.fewest), _tokens(self.most))
 
 
 def _tokens(plan: DeploymentPlan) -> int:

@@ -8,10 +8,10 @@ row is planned like any start: facts, layout, budget, pool. Nothing of it is sca
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvheadroom.capacity.calibrated_plan import CalibratedPlan, calibrate
+from kvheadroom.capacity.calibrated_plan import CalibratedPlan, IntervalFit, PlannedInterval, calibrate
 from kvheadroom.capacity.calibration import Calibration
 from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, sample_of_engine
-from kvheadroom.capacity.deployment import USUAL_SESSION_TOKENS, DeploymentPlan, plan_deployment
+from kvheadroom.capacity.deployment import USUAL_SESSION_TOKENS, DeploymentPlan, Fleet, plan_deployment
 from kvheadroom.capacity.facts import AUTO_LENGTH, EngineFacts, Fact, Origin
 from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.observation import Observation, observe
@@ -107,24 +107,30 @@ def _observed(
         for row in count_sessions(plan.facts, predict(plan.facts), observation, lengths)
     }
     return tuple(
-        _sessions(plan, gpus, length, row.whole_sessions or 0, (row.observed,) * 3)
+        _sessions(
+            IntervalFit(
+                session_tokens=length,
+                sessions=row.observed,
+                whole_sessions=row.whole_sessions or 0,
+                fewest=row.observed,
+                most=row.observed,
+            ),
+            plan.fleet,
+            gpus,
+        )
         for length in lengths
         if (row := rows.get(length)) is not None and row.observed is not None
     )
 
 
-def _sessions(
-    plan: DeploymentPlan, gpus: int, length: int, whole: int, values: tuple[float, float, float]
-) -> Sessions:
-    of_engine, fewest, most = values
-    fleet = plan.fleet
-    of_replica = of_engine * fleet.engines
+def _sessions(fit: IntervalFit, fleet: Fleet, gpus: int) -> Sessions:
+    of_replica = fit.sessions * fleet.engines
     return Sessions(
-        session_tokens=length,
-        of_engine=of_engine,
-        whole=whole,
-        fewest=fewest,
-        most=most,
+        session_tokens=fit.session_tokens,
+        of_engine=fit.sessions,
+        whole=fit.whole_sessions,
+        fewest=fit.fewest,
+        most=fit.most,
         per_gpu=of_replica / fleet.gpus_per_replica,
         in_all=of_replica * (gpus // fleet.gpus_per_replica),
     )
@@ -140,32 +146,27 @@ def _row(
     sample: CalibrationSample | Excluded,
     gpus: int,
 ) -> WhatIfRow:
-    calibrated: CalibratedPlan | str = (
-        calibrate(raw, calibration) if calibration.samples or isinstance(sample, CalibrationSample) else ""
-    )
-    if calibrated == "" and isinstance(sample, Excluded):
+    calibrated = calibrate(raw, calibration) if calibration.samples else ""
+    if not calibrated and isinstance(sample, Excluded):
         calibrated = sample.detail
-    if isinstance(calibrated, CalibratedPlan):
-        plan, fewest, most = calibrated.plan, calibrated.fewest, calibrated.most
-    else:
-        plan, (fewest, most) = raw, _ends(raw)
+    over = calibrated if isinstance(calibrated, CalibratedPlan) else _estimated(raw)
     return WhatIfRow(
         change=change,
         raw=raw,
-        plan=plan,
-        fewest=fewest,
-        most=most,
+        plan=over.plan,
+        fewest=over.fewest,
+        most=over.most,
         calibrated=calibrated,
         memory=check_memory(raw, server.others_bytes, now),
-        kv_cache=check_kv_cache(plan),
-        sessions=_planned_sessions(plan, fewest, most, gpus),
+        kv_cache=check_kv_cache(over.plan),
+        sessions=tuple(_sessions(fit, raw.fleet, gpus) for fit in over.fits),
         replicas=gpus // raw.fleet.gpus_per_replica,
-        notes=tuple(_notes(change, plan, now)),
+        notes=tuple(_notes(change, over.plan, now)),
     )
 
 
-def _ends(raw: DeploymentPlan) -> tuple[DeploymentPlan, DeploymentPlan]:
-    """With the most and with the least overhead that is estimated; the same twice where none is."""
+def _estimated(raw: DeploymentPlan) -> PlannedInterval:
+    """Over the interval of the estimate; of one figure where nothing is estimated."""
     facts = raw.facts
     estimate = estimate_overhead(facts)
     if (
@@ -173,7 +174,7 @@ def _ends(raw: DeploymentPlan) -> tuple[DeploymentPlan, DeploymentPlan]:
         or facts.overhead_bytes.origin is not Origin.ESTIMATED
         or isinstance(estimate, str)
     ):
-        return raw, raw
+        return PlannedInterval(plan=raw, fewest=raw, most=raw)
     fewest, most = (
         plan_deployment(
             raw.request,
@@ -181,24 +182,7 @@ def _ends(raw: DeploymentPlan) -> tuple[DeploymentPlan, DeploymentPlan]:
         )
         for size in (estimate.high_bytes, estimate.low_bytes)
     )
-    return fewest, most
-
-
-def _planned_sessions(
-    plan: DeploymentPlan, fewest: DeploymentPlan, most: DeploymentPlan, gpus: int
-) -> tuple[Sessions, ...]:
-    own = {fit.session_tokens: fit for fit in plan.fits}
-    least = {fit.session_tokens: fit.sessions for fit in fewest.fits}
-    return tuple(
-        _sessions(
-            plan,
-            gpus,
-            fit.session_tokens,
-            mine.whole_sessions if (mine := own.get(fit.session_tokens)) is not None else 0,
-            (0.0 if mine is None else mine.sessions, least.get(fit.session_tokens, 0.0), fit.sessions),
-        )
-        for fit in most.fits
-    )
+    return PlannedInterval(plan=raw, fewest=fewest, most=most)
 
 
 def _notes(change: Change, plan: DeploymentPlan, now: DeploymentPlan) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvheadroom.capacity.calibrated_plan import CalibratedPlan
+from kvheadroom.capacity.calibrated_plan import CalibratedPlan, PlannedInterval
 from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
 from kvheadroom.capacity.observation import Observation
@@ -70,21 +70,17 @@ class Now:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfRow:
-    """One other start.
+class WhatIfRow(PlannedInterval):
+    """One other start, with the overhead that is known best and at the ends of its interval.
 
     Attributes:
         raw: as it is predicted, with the estimated overhead.
-        plan: with the overhead that is known best; `fewest` and `most` at the ends of its interval.
         calibrated: where `plan` is from; a string says why nothing that was measured is used.
         notes: what the change does that is easily overlooked, each one sentence.
     """
 
     change: Change
     raw: DeploymentPlan
-    plan: DeploymentPlan
-    fewest: DeploymentPlan
-    most: DeploymentPlan
     calibrated: CalibratedPlan | str
     memory: MemoryCheck
     kv_cache: KvCheck | None
@@ -97,11 +93,6 @@ class WhatIfRow:
         """Whether vLLM starts, by all that is known, and there are GPUs for a replica."""
         has_memory = self.memory.verdict is not FreeMemory.TOO_LITTLE
         return self.plan.outcome is Outcome.STARTS and has_memory and self.replicas > 0
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether both ends of the interval say the same."""
-        return len({one.outcome is Outcome.STARTS for one in (self.fewest, self.plan, self.most)}) == 1
 
     @property
     def too_long(self) -> tuple[int, ...]:
