@@ -151,7 +151,6 @@ def test_text_holds_both_figures_of_each_row_within_100_columns(tmp_path: Path) 
 
 def test_where_only_the_raw_figure_starts_the_first_lines_and_the_exit_code_say_so(tmp_path: Path) -> None:
     # 77,000,000,000 B of overhead leave 1,225,536,451 B: 74,800 blocks, 1,196,800 tokens less the null block.
-    file = learned(tmp_path, *(sample(77 * 10**9, start=name) for name in "ab"))
     config = {**TINY_LLAMA, "max_position_embeddings": 2_000_000}
     folder = tiny(tmp_path)
     (folder / "config.json").write_text(json.dumps(config))

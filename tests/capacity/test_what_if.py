@@ -276,10 +276,19 @@ def test_free_memory_is_judged_by_what_others_use(
 
 def test_what_others_use_says_nothing_of_another_card() -> None:
     server = running(BLOCKS, others_bytes=0)
-    row = only(what_if(server, (Change(gpu="H200"),)))
+    row = only(what_if(server, (Change(gpu="H200", flags={"tensor_parallel_size": 2}),)))
     assert row.memory.verdict is FreeMemory.UNKNOWN
     assert row.memory.requested_bytes == math.ceil(H200 * 0.92)
+    # Two of that card, and none of them is the one that runs.
     assert row.memory.more_gpus == 0
+
+
+def test_another_card_has_not_the_memory_that_was_said_of_the_one_that_runs() -> None:
+    server = running(BLOCKS)
+    server = replace(server, operator=replace(server.operator, hbm_bytes=80_000_000_000))
+    same, other = what_if(server, (Change(), Change(gpu="H200"))).rows
+    assert same.memory.total_bytes == 80_000_000_000
+    assert other.memory.total_bytes == H200
 
 
 def test_a_length_that_does_not_fit_is_refused_in_vllms_words() -> None:
@@ -296,6 +305,19 @@ def test_a_length_that_does_not_fit_is_refused_in_vllms_words() -> None:
         "available KV cache memory (0.02 GiB). Based on the available memory, the estimated maximum model length is 15984."
     )
     assert not row.starts
+
+
+def test_of_pipeline_stages_the_one_with_the_least_to_spare_is_checked() -> None:
+    # Three layers of 4 KiB a block: one stage has one, the other two.
+    server = running(1000, config={**TINY_LLAMA, "num_hidden_layers": 3}, kv_cache_memory_bytes=1000 * BLOCK)
+    row = only(asked(server, {"pipeline_parallel_size": 2}))
+    assert row.plan.layout is not None
+    assert sorted(row.plan.layout.stage_bytes_per_block) == [BLOCK // 4, BLOCK // 2]
+    assert row.kv_cache is not None
+    # 16,384 tokens take 1,024 blocks.
+    assert row.kv_cache.needed_bytes == 1024 * (BLOCK // 2)
+    assert row.kv_cache.available_bytes == 1000 * BLOCK - BLOCK // 2
+    assert row.kv_cache.longest == 16_384
 
 
 def test_what_vllm_refuses_is_told_with_its_reason() -> None:
@@ -360,8 +382,20 @@ def test_of_several_engines_the_one_with_the_fewest_blocks_counts() -> None:
 
 
 def test_engines_that_a_flag_tells_are_not_told_twice() -> None:
-    server = running(5000, 5000, flags={"data_parallel_size": 4}, kv_cache_memory_bytes=5000 * BLOCK)
-    assert asked(server).now.plan.fleet.gpus_per_replica == 4
+    told = {"data_parallel_size": 4}
+    by_config = running(5000, 5000, flags=told, kv_cache_memory_bytes=5000 * BLOCK)
+    by_line = running(5000, 5000, line=CommandLine(flags=told), kv_cache_memory_bytes=5000 * BLOCK)
+    for server in (by_config, by_line):
+        assert asked(server).now.plan.fleet.gpus_per_replica == 4
+
+
+def test_sessions_are_counted_of_the_usual_length_or_of_the_longest_that_every_row_takes() -> None:
+    server = running(BLOCKS)
+    longer = {"max_model_len": 32_768}
+    assert asked(server, longer).session_tokens == (16_384,)
+    assert asked(server, {"max_model_len": 8_192}, longer).session_tokens == (8_192,)
+    assert asked(server, {"max_model_len": AUTO_LENGTH}).session_tokens == (16_384,)
+    assert asked(glm(max_model_len=524_288), {}).session_tokens == (262_144,)
 
 
 def test_a_fitted_length_is_fitted_anew() -> None:
@@ -378,6 +412,11 @@ def test_a_fitted_length_is_fitted_anew() -> None:
     assert fitted.plan.request.operator.flags["max_model_len"] == AUTO_LENGTH
     assert said.plan.pool is not None
     assert said.plan.pool.max_model_len == 8_000
+    # What the operator says of its length stays.
+    by_config = replace(server, operator=replace(server.operator, flags={"max_model_len": 12_000}))
+    kept = only(asked(by_config, {"kv_cache_memory_bytes": 2000 * BLOCK})).plan.pool
+    assert kept is not None
+    assert kept.max_model_len == 12_000
 
 
 def test_without_the_bytes_that_were_given_the_pool_is_what_memory_leaves() -> None:
