@@ -88,6 +88,16 @@ def test_a_running_engine_measures_its_overhead_and_is_planned_with_another_util
     assert max(map(len, text.stdout.splitlines())) <= 100
 
 
+def test_weights_and_overhead_that_are_said_are_those_of_what_runs_too(tmp_path: Path) -> None:
+    said = ["--weights-bytes", str(2 * WEIGHTS), "--overhead-gb", "5"]
+    with http_server(gpu_server(BLOCKS, root=tiny(tmp_path), max_model_len=16_384)) as (url, _):
+        now = document(url, "--runs-with", ON_H100, *said)["from"]
+    assert now["predicted"]["weights_bytes_per_gpu"] == 2 * WEIGHTS
+    # ceil(85,028,896,768 x 0.92) - weights - overhead
+    assert now["predicted"]["kv_bytes_per_gpu"] == 78_226_585_027 - 2 * WEIGHTS - 5_000_000_000
+    assert now["overhead"]["measured_bytes"] == OVERHEAD - WEIGHTS
+
+
 def test_several_values_are_a_row_each_on_the_same_gpus(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(CONFIGS["nvfp4"].read_text())
     size = str(WEIGHTS_BYTES["nvfp4"])
@@ -160,10 +170,14 @@ def test_a_config_tells_what_the_server_does_not_and_nobody_else_is_asked(tmp_pa
 def test_a_server_of_this_machine_is_known_by_its_command_line(tmp_path: Path) -> None:
     port = str(free_loopback_port())
     words = ["serve", str(MODEL), "--port", port, "--max-num-seqs", "64", "--enforce-eager"]
+    config = tmp_path / "kvheadroom.yaml"
+    config.write_text(f"replicas: [{{url: 'http://127.0.0.1:{port}', name: a}}]")
     with stand_in(tmp_path, *words, place=port):
         answer = document(f"http://127.0.0.1:{port}", "--block-size", "64", "--session-tokens", "1000")
-    told = {flag["name"]: flag["origin"] for flag in answer["from"]["told"]}
-    assert told["max_num_seqs"] == told["enforce_eager"] == "its command line"
+        by_config = document("a", "--config", config)
+    for one in (answer, by_config):
+        told = {flag["name"]: flag["origin"] for flag in one["from"]["told"]}
+        assert told["max_num_seqs"] == told["enforce_eager"] == "its command line"
     (row,) = answer["rows"]
     # 4 MiB of 64 x 1,024 B; 1,000 tokens take 16 blocks.
     assert row["plan"]["num_blocks"] == 64
