@@ -11,6 +11,7 @@ of tokens, and may be the continuation of another chain from some block on. The 
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 _UNBOUNDED = 2**62
 
@@ -54,6 +55,16 @@ class Chain:
         self.cached_end = self.held_end = start
         self.holds: list[Hold] = []
         self.runs: list[FreeRun] = []
+
+    def twin(self, twin_of: "Callable[[Chain], Chain]") -> "Chain":
+        """The same tokens, for another pool of blocks of the same size.
+
+        Args:
+            twin_of: gives the twins of the chains that this one continues.
+        """
+        twin = Chain(start=self.start)
+        twin.path = (*((twin_of(part), end) for part, end in self.path[:-1]), (twin, _UNBOUNDED))
+        return twin
 
 
 class Hold:

@@ -16,6 +16,8 @@ class EngineSettings:
         block_size: tokens.
         watermark: share of the blocks that stays free when something is admitted beside what runs.
         async_scheduling: a step is scheduled before the one before it is accounted for.
+        tier_chunks: of the tier in host memory, of one block each; 0 where there is none.
+        chunk_bytes: of each of them.
     """
 
     num_blocks: int
@@ -27,6 +29,8 @@ class EngineSettings:
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     async_scheduling: bool = False
+    tier_chunks: int = 0
+    chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what cannot run.
@@ -45,6 +49,8 @@ class EngineSettings:
             raise OperatorError(
                 "an engine needs two blocks, and every other whole number of its settings at least 1"
             )
+        if self.tier_chunks and not (self.enable_prefix_caching and self.chunk_bytes > 0 < self.tier_chunks):
+            raise OperatorError("tier_chunks: a tier needs prefix caching and chunk_bytes")
         if not 0.0 <= self.watermark < 1.0:
             raise OperatorError(f"watermark: {self.watermark:g} is no share from 0 to below 1")
         if self.watermark and not self.rules.has_watermark:
@@ -75,7 +81,8 @@ class Request:
         num_tokens: prompt and output so far.
         num_computed: of these, the ones that have their keys and values in blocks.
         num_untold: preemptions that no output has told of yet.
-        num_cached_tokens: the prompt's tokens that were found when it was first admitted, None before.
+        num_cached_tokens: the prompt's tokens that were found when it was first admitted, in whichever tier; None before.
+        num_external_tokens: of these, those that the engine's own cache had not.
         holding: its blocks, None while it waits.
         has_ended: whatever the end was.
     """
@@ -91,6 +98,7 @@ class Request:
         "max_tokens",
         "num_cached_tokens",
         "num_computed",
+        "num_external_tokens",
         "num_output_tokens",
         "num_preemptions",
         "num_prefix_tokens",
@@ -129,6 +137,7 @@ class Request:
         self.holding: Holding | None = None
         self.num_computed = self.num_output_tokens = self.num_preemptions = self.num_untold = 0
         self.num_cached_tokens: int | None = None
+        self.num_external_tokens = 0
         self.first_token_at: float | None = None
         self.has_ended = False
 
@@ -140,6 +149,8 @@ class Told:
     Attributes:
         num_used: blocks that requests hold.
         queries, hits: tokens looked up and found in the prefix cache.
+        external_queries, external_hits: tokens that it had not, looked up and found in the tier in host memory.
+        stored_chunks, loaded_chunks, refused_stores: of the tier.
     """
 
     num_running: int = 0
@@ -147,3 +158,8 @@ class Told:
     num_used: int = 0
     queries: int = 0
     hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
+    stored_chunks: int = 0
+    loaded_chunks: int = 0
+    refused_stores: int = 0

@@ -47,11 +47,12 @@ class Meters:
 
     Attributes:
         success: ended requests by `finished_reason`.
-        cached_tokens: of the counted prompts, those that were found in the prefix cache.
+        cached_tokens: of the counted prompts, those that were found in a cache; `external_tokens` of these in the tier in host memory.
     """
 
     def __init__(self, max_model_len: int) -> None:
-        self.preemptions = self.prompt_tokens = self.generation_tokens = self.cached_tokens = 0
+        self.preemptions = self.prompt_tokens = self.generation_tokens = 0
+        self.cached_tokens = self.external_tokens = 0
         self.success = {"stop": 0, "length": 0, "abort": 0, "error": 0, "repetition": 0}
         tokens = _token_bounds(max_model_len)
         bounds = (tokens, tokens, tokens, _PREEMPTIONS, _FIRST_TOKEN_SECONDS, _REQUEST_SECONDS)
@@ -61,6 +62,7 @@ class Meters:
         """A prompt is counted when its first token is there."""
         self.prompt_tokens += request.num_prompt_tokens
         self.cached_tokens += request.num_cached_tokens or 0
+        self.external_tokens += request.num_external_tokens
         self.histograms["time_to_first_token_seconds"].observe(at - request.arrived_at)
 
     def ended(self, request: Request, at: float) -> None:

@@ -31,6 +31,18 @@ class Pages:
             "# TYPE vllm:cache_config_info gauge",
             f"vllm:cache_config_info{{{_config_labels(settings)}}} 1.0",
         ]
+        self._chunk_bytes = settings.chunk_bytes
+        if settings.tier_chunks:
+            size = (
+                'cpu_blocks_per_chunk="1"',
+                f'cpu_kv_cache_size_bytes="{settings.tier_chunks * settings.chunk_bytes}"',
+                f'cpu_kv_cache_size_tokens="{_tier_tokens(settings)}"',
+                f'cpu_num_chunks="{settings.tier_chunks}"',
+            )
+            self._constants += [
+                "# TYPE vllm:kv_offload_config_info gauge",
+                f"vllm:kv_offload_config_info{{{','.join((*size, *self._labels))}}} 1.0",
+            ]
 
     def text(self, run: Run) -> str:
         """The page of this moment."""
@@ -71,9 +83,30 @@ class Pages:
         ):
             yield f"# TYPE vllm:{name}_total counter"
             yield self._line(f"{name}_total", value)
+        if self._chunk_bytes:
+            yield from self._of_the_tier(run)
         yield "# TYPE vllm:request_success_total counter"
         for reason, count in meters.success.items():
             yield self._line("request_success_total", count, f'finished_reason="{reason}"')
+
+    def _of_the_tier(self, run: Run) -> Iterator[str]:
+        told, meters = run.told, run.meters
+        yield "# TYPE vllm:prompt_tokens_by_source_total counter"
+        for source, tokens in (
+            ("local_compute", meters.prompt_tokens - meters.cached_tokens),
+            ("local_cache_hit", meters.cached_tokens - meters.external_tokens),
+            ("external_kv_transfer", meters.external_tokens),
+        ):
+            yield self._line("prompt_tokens_by_source_total", tokens, f'source="{source}"')
+        for name, value in (
+            ("external_prefix_cache_queries", told.external_queries),
+            ("external_prefix_cache_hits", told.external_hits),
+            ("kv_offload_store_bytes", told.stored_chunks * self._chunk_bytes),
+            ("kv_offload_load_bytes", told.loaded_chunks * self._chunk_bytes),
+            ("kv_offload_allocation_failure", told.refused_stores),
+        ):
+            yield f"# TYPE vllm:{name}_total counter"
+            yield self._line(f"{name}_total", value)
 
     def _histograms(self, meters: Meters) -> Iterator[str]:
         for name in HISTOGRAMS:
@@ -85,6 +118,11 @@ class Pages:
                 yield self._line(f"{name}_bucket", total, f'le="{bound}"')
             yield self._line(f"{name}_count", total)
             yield self._line(f"{name}_sum", histogram.sum)
+
+
+def _tier_tokens(settings: EngineSettings) -> int:
+    """As `CPUOffloadingInfo` counts them (`v1/kv_offload/cpu/common.py`): of requests of max_model_len."""
+    return settings.tier_chunks * settings.max_model_len // -(-settings.max_model_len // settings.block_size)
 
 
 def _config_labels(settings: EngineSettings) -> str:

@@ -179,6 +179,11 @@ class Run:
             num_used=scheduler.pool.num_usable - scheduler.pool.num_free,
             queries=scheduler.queries,
             hits=scheduler.hits,
+            external_queries=scheduler.external_queries,
+            external_hits=scheduler.external_hits,
+            stored_chunks=scheduler.tier.num_stored,
+            loaded_chunks=scheduler.tier.num_loaded,
+            refused_stores=scheduler.tier.num_refused,
         )
 
 

@@ -2,7 +2,7 @@
 
 `Scheduler.schedule` there: the running requests in their order, the last admitted one preempted while a block is missing, then
 the waiting ones until one does not fit; `KVCacheManager.allocate_slots`: what must fit. Left out is what needs more than the
-numbers of tokens: priorities, LoRA, structured output, KV connectors, encoders, drafts, stages.
+numbers of tokens: priorities, LoRA, structured output, other connectors than vLLM's own to host memory, encoders, drafts, stages.
 """
 
 from collections import deque
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kvheadroom.lab.simulator.block_pool import BlockPool, Holding
 from kvheadroom.lab.simulator.engine import EngineSettings, Request
+from kvheadroom.lab.simulator.host_tier import HostTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,16 @@ class Scheduler:
 
     Attributes:
         queries, hits: tokens looked up and found in the prefix cache, each request once.
+        external_queries, external_hits: tokens that it had not, looked up and found in the tier.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.pool = BlockPool(settings.num_blocks)
+        self.tier = HostTier(settings.tier_chunks)
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
-        self.queries = self.hits = 0
+        self.queries = self.hits = self.external_queries = self.external_hits = 0
         self._is_blocked = False
         """The first waiting request did not fit, and nothing became free since."""
 
@@ -58,6 +61,8 @@ class Scheduler:
         if request.holding is not None:
             self.running.remove(request)
             self._release(request)
+            if self.settings.tier_chunks:
+                self.tier.touch(request.chain, request.num_prompt_tokens // self.settings.block_size)
         else:
             self.waiting.remove(request)
             self._is_blocked = False
@@ -92,6 +97,10 @@ class Scheduler:
         for request, num_new in step.requests:
             request.num_computed += num_new
             if request.num_computed == request.num_tokens:
+                # The answer is stored once it is part of a prompt (`offload_prompt_only`).
+                is_prefilled = num_new > 1 or not request.num_output_tokens
+                if self.settings.tier_chunks and is_prefilled:
+                    self.tier.store(request.chain, request.num_prompt_tokens // self.settings.block_size)
                 request.num_tokens += 1
                 request.num_output_tokens += 1
                 outputs.append(request)
@@ -173,12 +182,12 @@ class Scheduler:
             # The last token is always computed, else there would be nothing to sample from.
             most = (request.num_tokens - 1) // settings.block_size if settings.enable_prefix_caching else 0
             num_hits, num_held = self.pool.look_up(request.chain, most)
-            num_new = min(request.num_tokens - num_hits * settings.block_size, budget)
-            end = (
-                request.num_tokens
-                if rules.whole_prompt_must_fit
-                else num_hits * settings.block_size + num_new
+            found = (
+                max(num_hits, self.tier.look_up(request.chain, most)) if settings.tier_chunks else num_hits
             )
+            num_found_tokens = found * settings.block_size
+            num_new = min(request.num_tokens - num_found_tokens, budget)
+            end = request.num_tokens if rules.whole_prompt_must_fit else num_found_tokens + num_new
             required = self._blocks_of(end) - num_held + (settings.watermark_blocks if self.running else 0)
             if required > self.pool.num_free:
                 self._is_blocked = True
@@ -186,15 +195,26 @@ class Scheduler:
             self.waiting.popleft()
             self.running.append(request)
             if request.num_cached_tokens is None:
-                request.num_cached_tokens = num_hits * settings.block_size
-                if settings.enable_prefix_caching:
-                    self.queries += request.num_tokens
-                    self.hits += request.num_cached_tokens
+                request.num_cached_tokens = num_found_tokens
+                request.num_external_tokens = num_found_tokens - num_hits * settings.block_size
+                self._count_look_up(request)
+            if found > num_hits:
+                self.tier.load(request.chain, found, found - num_hits)
             holding = request.holding = self.pool.hold(request.chain, num_hits)
-            request.num_computed = num_hits * settings.block_size
+            request.num_computed = num_found_tokens
             self._give(request, holding, self._blocks_of(request.num_computed + num_new) - num_hits, num_new)
             scheduled.append((request, num_new))
             budget -= num_new
+
+    def _count_look_up(self, request: Request) -> None:
+        if not self.settings.enable_prefix_caching:
+            return
+        hits = (request.num_cached_tokens or 0) - request.num_external_tokens
+        self.queries += request.num_tokens
+        self.hits += hits
+        if self.settings.tier_chunks:
+            self.external_queries += request.num_tokens - hits
+            self.external_hits += request.num_external_tokens
 
     def _admits_nothing(self) -> bool:
         return self._is_blocked or len(self.running) >= self.settings.max_num_seqs
