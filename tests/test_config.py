@@ -30,6 +30,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
 scrape_interval: 500ms
 session_tokens: [131072, 262144]
 idle_times: [30s, 2h]
+tier_sizes: [64GiB, 500GB]
 overhead_gb: 7.5
 calibration_file: /var/lib/kvheadroom/calibration.json
 replicas:
@@ -49,6 +50,7 @@ replicas:
     assert config.scrape_interval == 0.5
     assert config.session_tokens == (131072, 262144)
     assert config.idle_times == (30.0, 7200.0)
+    assert config.tier_sizes == (64 * 2**30, 500 * 10**9)
     assert config.overhead_gb == 7.5
     assert config.calibration_file == Path("/var/lib/kvheadroom/calibration.json")
     a, b = config.replicas
@@ -85,6 +87,7 @@ def test_defaults_are_those_of_the_reference(tmp_path: Path) -> None:
     config = load(tmp_path, "replicas: [{url: 'http://h:1'}]")
     assert (config.scrape_interval, config.session_tokens) == (5.0, (262144,))
     assert config.idle_times == (300.0, 2700.0)
+    assert config.tier_sizes == (64 * 10**9, 128 * 10**9, 256 * 10**9)
     assert (config.overhead_gb, config.calibration_file) == (None, None)
     assert config.replicas[0].replica == "h:1"
 
@@ -125,6 +128,8 @@ def test_the_config_is_no_place_for_samples(tmp_path: Path) -> None:
         (REPLICA + "calibration_file: 5", "/c.yaml: calibration_file: the path of a file is needed, got 5"),
         ("replicas: [{url: 'http://h:1', overhead_gb: -1}]", "/c.yaml: replicas[0].overhead_gb: input should be greater than or equal to 0, got -1"),
         (REPLICA + "idle_times: [5m, 999ms]", "/c.yaml: idle_times[1]: input should be greater than or equal to 1, got '999ms'"),
+        (REPLICA + "tier_sizes: [64]", "/c.yaml: tier_sizes[0]: 64 is no size; write a number with its unit, e.g. 64GB or 64GiB"),
+        (REPLICA + "tier_sizes: [64GB, 1kB]", "/c.yaml: tier_sizes[1]: input should be greater than or equal to 1000000, got '1kB'"),
         (REPLICA + "idle_times: [721h]", "/c.yaml: idle_times[0]: input should be less than or equal to 2592000, got '721h'"),
         (REPLICA + "session_tokens: [0]", "/c.yaml: session_tokens[0]: input should be greater than 0, got 0"),
         (REPLICA + "session_tokens: ['256K']", "/c.yaml: session_tokens[0]: a whole number is needed, got '256K'"),

@@ -140,6 +140,7 @@ def _add_serve(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
         "  scrape_interval: 5s\n"
         "  session_tokens: [262144]       # lengths to count sessions of\n"
         "  idle_times: [5m, 45m]          # is a session that was idle for so long still warm?\n"
+        "  tier_sizes: [64GB, 256GB]      # what would an offload tier of this size find?\n"
         "  overhead_gb: 4.5               # per GPU: context, activations, CUDA graphs; default: estimated\n"
         "  calibration_file: /var/lib/kvheadroom/calibration.json   # keeps what starts had (docs/calibration.md)\n"
         "  replicas:\n"

@@ -45,6 +45,7 @@ from kvheadroom.setting_values import (
     PositiveInt,
     ReplicaName,
     Shard,
+    TierBytes,
     parse_duration,
     parse_size,
 )
@@ -209,6 +210,11 @@ class Config(Strict):
     scrape_interval: Duration = 5.0
     session_tokens: Annotated[tuple[PositiveInt, ...], Field(max_length=20)] = (262_144,)
     idle_times: Annotated[tuple[IdleTime, ...], Field(max_length=10)] = (300.0, 2700.0)
+    tier_sizes: Annotated[tuple[TierBytes, ...], Field(max_length=10)] = (
+        64 * 10**9,
+        128 * 10**9,
+        256 * 10**9,
+    )
     overhead_gb: OverheadGb | None = None
     calibration_file: OwnFile | None = None
     replicas: tuple[ReplicaConfig, ...] = ()

@@ -47,6 +47,13 @@ def parse_size(value: str) -> int:
     return int(float(match[1]) * _SIZE_BYTES[match[2]])
 
 
+def _size(value: object) -> int:
+    """As `parse_size`; a number alone could be anything."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no size; write a number with its unit, e.g. 64GB or 64GiB")  # noqa: TRY004 - pydantic's kind
+    return parse_size(value)
+
+
 def _gpu(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -144,6 +151,12 @@ _Seconds = Annotated[
 ]
 Duration = Annotated[_Seconds, Field(ge=0.1, le=3600)]
 IdleTime = Annotated[_Seconds, Field(ge=1, le=30 * 86_400)]
+TierBytes = Annotated[
+    int,
+    BeforeValidator(_size),
+    Field(ge=10**6, le=10**14),
+    PlainSerializer(lambda size: f"{size / 1e9:.12g}GB"),
+]
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 ParallelSize = Annotated[int, Field(gt=0, le=MOST_GPUS, strict=True)]
 ModelPath = Annotated[str, Field(min_length=1), AfterValidator(_expanded)]

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.calibration_learner import CalibrationLearner
 from kvheadroom.monitor.gpu_sampler import GpuSampler
 from kvheadroom.monitor.replica_calibration import ReplicaCalibration
+from kvheadroom.monitor.reuse_learner import ReuseLearner
 from kvheadroom.monitor.sampler import ReplicaSampler
 from kvheadroom.replica import Replica
 from kvheadroom.sources.endpoint import Endpoint
@@ -96,6 +98,8 @@ class Watch:
         self._discoveries = Discoveries(files, self._sources_were_asked)
         self._gpu_exporters = GpuExporters(session, files, self.board.publish_exporters)
         self._learner = CalibrationLearner(files.read, self.board.set_calibration)
+        # One thread: a lesson takes a part of a second, and is due once an hour for each engine.
+        self._lessons = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reuse")
         self._clashes: dict[str, tuple[str, ...]] = {}
         self._watched: Counter[str] = Counter()
         self._targets: dict[str, Target] = {}
@@ -192,6 +196,7 @@ class Watch:
                 config.scrape_interval,
                 config.session_tokens,
                 config.idle_times,
+                config.tier_sizes,
                 config.overhead_gb,
             )
             for name, target in targets.items()
@@ -246,6 +251,9 @@ class Watch:
                 calibration=ReplicaCalibration(
                     replicas[name], self._learner, partial(self._foreign_bytes, name)
                 ),
+                new_learner=partial(ReuseLearner, config.tier_sizes, self._lessons.submit)
+                if config.tier_sizes
+                else None,
             )
             task = asyncio.create_task(sampler.run()) if self._start else None
             self._running[name] = _Running(settings[name], sampler, task)
@@ -314,3 +322,4 @@ class Watch:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._lessons.shutdown(wait=False, cancel_futures=True)

@@ -41,6 +41,7 @@ from kvheadroom.capacity.own_start import OwnStart, start_of
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
 from kvheadroom.capacity.release_rules import rules_for
 from kvheadroom.capacity.remote_gpus import ExporterStatus, Pod, RemoteGpu, RemoteGpus
+from kvheadroom.capacity.reuse import ExpectedHits, Lately, Reuse, TierSize
 from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.sources.vllm_metrics import parse_page
 from tests.capacity.facts_builder import TINY_LLAMA
@@ -104,6 +105,23 @@ def replica(
     )
 
 
+LEARNED = Reuse(
+    seconds=30_600.0,
+    prompts=9_876_543.0,
+    pool_ratio=0.51,
+    outside_ratio=0.125,
+    oldest_seconds=4000.0,
+    points=((60.0, 0.5), (4000.0, 0.75)),
+    expected=(
+        ExpectedHits(size=TierSize(bytes=0, tokens=0.0), low_ratio=0.5, high_ratio=0.52),
+        ExpectedHits(size=TierSize(bytes=8_388_608, tokens=8192.0), low_ratio=0.6, high_ratio=0.65),
+        ExpectedHits(size=TierSize(bytes=64 * 10**9, tokens=62_500_000.0), low_ratio=0.74, high_ratio=0.99),
+    ),
+    lately=Lately(found_ratio=0.4, expected_ratio=0.62),
+)
+"""What the replica's past said, had it been learned from."""
+
+
 def offloading() -> ReplicaAssessment:
     """A replica with a tier of 8 MiB in host memory, 256 chunks of 32 KiB, whose evicted blocks are sampled."""
     told = replica("offload", "offload_lab.loaded", max_model_len=1024)
@@ -142,7 +160,7 @@ def offloading() -> ReplicaAssessment:
         taken_at=engine.taken_at,
         past={"1m": moment_of(before, engine.taken_at - 60.0)},
     )
-    again = assess(reading, (1024, 262_144), idle_seconds=(5.0, 2700.0))
+    again = assess(reading, (1024, 262_144), idle_seconds=(5.0, 2700.0), reuse=LEARNED)
     return replace(told, engines=(again,), problems=again.problems)
 
 

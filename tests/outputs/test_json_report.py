@@ -201,7 +201,17 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         ("host", 2700.0, "yes"),
     ]
     assert warmth["evicted_block_idle_seconds"] == {"1m": 12.5}
-    assert [one["finding"] for one in warmth["findings"]] == ["tier_too_small"]
+    assert [one["finding"] for one in warmth["findings"]] == [
+        "tier_too_small",
+        "evicted_by_churn",
+        "finds_less_than_before",
+    ]
+    reuse = warmth["reuse"]
+    assert (reuse["found_in_pool_ratio"], reuse["found_outside_ratio"]) == (0.51, 0.125)
+    assert [one["tier_bytes"] for one in reuse["expected"]] == [0, 8_388_608, 64 * 10**9]
+    assert [one["ratio"] for one in reuse["expected"]] == [0.51, 0.625, None]
+    assert reuse["last_hour"] == {"found_ratio": 0.4, "expected_ratio": 0.62}
+    assert warmth["reuse_unknown"] is None
     basis = {"basis": "prefix_cache_queries", "doubt": None}
     assert offload["engines"][0]["hit_windows"] == [
         {

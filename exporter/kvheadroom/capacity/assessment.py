@@ -52,6 +52,7 @@ from kvheadroom.capacity.readings import (
     ProblemReason,
     ToldTier,
 )
+from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.sessions import SessionCapacity, count_sessions
 from kvheadroom.capacity.warm_sessions import Warmth, assess_warmth
 from kvheadroom.capacity.warmth import Tiers
@@ -113,6 +114,7 @@ def assess(
     calibrated: CalibratedPrediction | None = None,
     own_start: OwnStart | None = None,
     idle_seconds: tuple[float, ...] = (),
+    reuse: Reuse | str | None = None,
 ) -> Assessment:
     """Everything about one engine at one instant.
 
@@ -181,6 +183,8 @@ def assess(
             growths,
             sessions,
             idle_seconds=idle_seconds,
+            granularity=granularity,
+            reuse=reuse,
         ),
         problems=(
             *_contradictions(snapshot, observation),

@@ -31,7 +31,7 @@ OUR_LABELS = frozenset(
             "fact",
         ),
         *("state", "gpu", "by", "window", "horizon", "term", "part", "finding", "reliability", "bound"),
-        *("cache_tier", "content", "idle_seconds", "warm"),
+        *("cache_tier", "content", "idle_seconds", "warm", "tier_bytes"),
         *("le", "quantile"),
     }
 )

@@ -71,6 +71,22 @@ def plan_tier(facts: EngineFacts, layout: KvLayout) -> OffloadTier | str | None:
     if settings is None or isinstance(settings, str):
         return settings
     given, extra = settings
+    return _tier(facts, layout, given, extra)
+
+
+def tier_of_size(facts: EngineFacts, layout: KvLayout, given_bytes: int) -> OffloadTier | str:
+    """The tier that the same flags would make, were it of this size; a string says why that is not known.
+
+    Args:
+        given_bytes: of one engine.
+    """
+    settings = _settings(facts)
+    if isinstance(settings, str):
+        return settings
+    return _tier(facts, layout, given_bytes, {} if settings is None else settings[1])
+
+
+def _tier(facts: EngineFacts, layout: KvLayout, given: int, extra: Mapping[str, Any]) -> OffloadTier | str:
     rules = facts.rules.offload
     if not rules.takes_bytes:
         return (

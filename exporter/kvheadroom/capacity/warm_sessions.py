@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.history import Growth
+from kvheadroom.capacity.hit_reasons import LONG, WarmFinding, hit_reasons
 from kvheadroom.capacity.offload_tier import GIB, OffloadTier
+from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.sessions import SessionCapacity
 from kvheadroom.capacity.warmth import (
     Answer,
@@ -16,6 +17,7 @@ from kvheadroom.capacity.warmth import (
     Retention,
     Tier,
     Tiers,
+    external_hits,
     hbm_content,
     local_hits,
     measured_idle_seconds,
@@ -67,14 +69,6 @@ class Saved:
     prefill_seconds: float | None
 
 
-class WarmFinding(StrEnum):
-    """What keeps a tier from doing what its size promises. A closed list."""
-
-    TIER_NOT_PAYING = "tier_not_paying"
-    TIER_TOO_SMALL = "tier_too_small"
-    NOTHING_STORED = "nothing_stored"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmth:
     """All of one engine.
@@ -84,8 +78,10 @@ class Warmth:
         answers: by the longest window there is.
         measured_idle_seconds: by window, what evicted blocks say.
         findings: each with one sentence.
+        reuse: what was learned of the engine's past; a string says why nothing is known; None where nobody asks.
     """
 
+    tiers: Tiers
     host: OffloadTier | str | None
     capacities: tuple[TierCapacity, ...]
     content: HbmContent | None
@@ -96,6 +92,7 @@ class Warmth:
     measured_idle_seconds: tuple[tuple[str, float], ...]
     saved: tuple[Saved, ...]
     findings: tuple[tuple[WarmFinding, str], ...]
+    reuse: Reuse | str | None
 
 
 def assess_warmth(
@@ -105,12 +102,16 @@ def assess_warmth(
     sessions: tuple[SessionCapacity, ...],
     *,
     idle_seconds: tuple[float, ...],
+    granularity: int | None,
+    reuse: Reuse | str | None,
 ) -> Warmth:
     """Everything about how long sessions stay warm.
 
     Args:
         growths: by window, the shortest first.
         idle_seconds: to answer for, each once.
+        granularity: tokens that a prefix hit is a multiple of; None where that is not known.
+        reuse: what was learned of the past.
     """
     lengths = tuple(row.session_tokens for row in sessions)
     capacities = tuple(_capacities(tiers, sessions))
@@ -118,6 +119,7 @@ def assess_warmth(
     measured = tuple(rates(window, grown) for window, grown in growths.items())
     idle = ((window, measured_idle_seconds(grown)) for window, grown in growths.items())
     return Warmth(
+        tiers=tiers,
         host=tiers.planned,
         capacities=capacities,
         content=hbm_content(tiers),
@@ -127,7 +129,11 @@ def assess_warmth(
         costs=resume_costs(facts, tiers, _longest_measured(measured), lengths),
         measured_idle_seconds=tuple((window, value) for window, value in idle if value is not None),
         saved=tuple(_saved(tiers)),
-        findings=tuple(_findings(tiers, growths)),
+        findings=(
+            *_findings(tiers, growths),
+            *hit_reasons(tiers, kept, granularity, growths.get(LONG), reuse),
+        ),
+        reuse=reuse,
     )
 
 
@@ -199,12 +205,9 @@ def _longest_measured(measured: tuple[Rates, ...]) -> Rates:
 def _saved(tiers: Tiers) -> Iterable[Saved]:
     ever = tiers.since_start
     speed = rates("", ever).prefill_tokens_per_second
-    external = ever.of("prompt_tokens_external_kv_transfer_total")
-    if external is None:
-        external = ever.of("external_prefix_cache_hits_total")
     host = tiers.host
     is_of_host = bool(tiers.snapshot.told_tier) if host is None else host.is_alone
-    for tier, tokens in ((Tier.HBM, local_hits(ever)), (Tier.HOST, external)):
+    for tier, tokens in ((Tier.HBM, local_hits(ever)), (Tier.HOST, external_hits(ever))):
         if tokens is not None and (tier is Tier.HBM or is_of_host):
             yield Saved(tier=tier, tokens=tokens, prefill_seconds=None if speed is None else tokens / speed)
 
@@ -225,7 +228,7 @@ def _findings(tiers: Tiers, growths: Mapping[str, Growth]) -> Iterable[tuple[War
             )
             yield WarmFinding.TIER_TOO_SMALL, why
             break
-    hour = growths.get(_LONG)
+    hour = growths.get(LONG)
     if hour is None:
         return
     stored, loaded = hour.of("offload_store_bytes_total"), hour.of("offload_load_bytes_total")
@@ -245,6 +248,5 @@ def _findings(tiers: Tiers, growths: Mapping[str, Growth]) -> Iterable[tuple[War
         yield WarmFinding.NOTHING_STORED, why
 
 
-_LONG = "1h"
 _MANY_CHUNKS = 1000
 """So many chunks' tokens must have come before it is odd that none was stored."""

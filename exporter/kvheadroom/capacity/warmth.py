@@ -216,6 +216,12 @@ def local_hits(grown: Growth) -> float | None:
     return grown.of("prefix_cache_hits_total") if by_source is None else by_source
 
 
+def external_hits(grown: Growth) -> float | None:
+    """Prompt tokens that a KV connector supplied, each request counted once where the release tells it."""
+    by_source = grown.of("prompt_tokens_external_kv_transfer_total")
+    return grown.of("external_prefix_cache_hits_total") if by_source is None else by_source
+
+
 _GROWS_WITH_TOKENS = (HOLDS_EVERY_TOKEN | HOLDS_BATCHES) - {Kind.CROSS}
 
 

@@ -37,15 +37,21 @@ class EngineHistory:
         self._fine = _Kept(FINE_SECONDS, FINE_STEP, interval_seconds)
         self._coarse = _Kept(COARSE_SECONDS, COARSE_STEP, interval_seconds)
 
-    def add(self, snapshot: EngineSnapshot, taken_at: float, started_at: float | None) -> None:
-        """Remember one more scrape.
+    @property
+    def last(self) -> Moment | None:
+        """The newest scrape."""
+        return self._last
+
+    def add(self, snapshot: EngineSnapshot, taken_at: float, started_at: float | None) -> bool:
+        """Remember one more scrape; whether it goes on where the one before ended, in the same run of the server.
 
         Args:
             taken_at: unix seconds.
             started_at: start time of the server's process, None where its page does not tell.
         """
         moment = moment_of(snapshot, taken_at)
-        if self._last is not None and not self._goes_on(self._last, moment, started_at):
+        goes_on = self._last is not None and self._goes_on(self._last, moment, started_at)
+        if not goes_on:
             self._fine.clear()
             self._coarse.clear()
             self._last = None
@@ -53,6 +59,7 @@ class EngineHistory:
         self._previous, self._last = self._last, moment
         self._fine.add(moment)
         self._coarse.add(moment)
+        return goes_on
 
     def window_starts(self) -> dict[str, Moment]:
         """Where each window begins that reaches back whole."""

@@ -37,6 +37,7 @@ from kvheadroom.capacity.readings import (
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.history import EngineHistory
 from kvheadroom.monitor.replica_calibration import ReplicaCalibration
+from kvheadroom.monitor.reuse_learner import ReuseLearner
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class ReplicaSampler:
         idle_seconds: for how long sessions may have been idle, to say whether they are still warm.
         memory: of the sampler that this one follows.
         calibration: of this replica; None where nothing is to be learned, as from a recording.
+        new_learner: makes one of each engine, to learn of its past what tiers of other sizes would find; None where nobody asks.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class ReplicaSampler:
         idle_seconds: tuple[float, ...] = (),
         memory: ServerMemory | None = None,
         calibration: ReplicaCalibration | None = None,
+        new_learner: Callable[[], ReuseLearner] | None = None,
     ) -> None:
         self._last = first
         self._session_tokens = session_tokens
@@ -115,7 +118,9 @@ class ReplicaSampler:
         self._metrics_seen: frozenset[str] = frozenset()
         self._memory = memory or ServerMemory()
         self._calibration = calibration
+        self._new_learner = new_learner
         self._histories: dict[str, EngineHistory] = {}
+        self._learners: dict[str, ReuseLearner] = {}
         self._known: dict[Identity, _Known] = {}
         self._asking: _Asking | None = None
         self._outages = 0
@@ -310,6 +315,7 @@ class ReplicaSampler:
         before = {engine.snapshot.engine: engine for engine in self._last.engines}
         # An engine that left the page takes what is remembered of it along.
         histories, self._histories = self._histories, {}
+        learners, self._learners = self._learners, {}
         engines = []
         # A page that leaves it out for once is of the same process.
         started_at = page.process_start_time_seconds or self._memory.started_at
@@ -318,8 +324,12 @@ class ReplicaSampler:
         for snapshot in page.engines:
             facts, last = resolution.facts[snapshot.engine], before.get(snapshot.engine)
             history = histories.get(snapshot.engine) or EngineHistory(self._last.interval_seconds)
-            history.add(snapshot, scrape.taken_at, page.process_start_time_seconds)
+            goes_on = history.add(snapshot, scrape.taken_at, page.process_start_time_seconds)
             self._histories[snapshot.engine] = history
+            learner = learners.get(snapshot.engine) or (self._new_learner and self._new_learner())
+            if learner and history.last is not None:
+                self._learners[snapshot.engine] = learner
+                learner.see(history.last, goes_on=goes_on)
             reading = Reading(
                 facts=facts,
                 snapshot=snapshot,
@@ -341,16 +351,18 @@ class ReplicaSampler:
                     waits_for=self._in_the_way(resolution, now),
                     now=now,
                 )
-            engines.append(
-                assess(
-                    reading,
-                    self._session_tokens,
-                    prediction,
-                    calibrated=calibrated,
-                    own_start=own_start,
-                    idle_seconds=self._idle_seconds,
-                )
+            assessment = assess(
+                reading,
+                self._session_tokens,
+                prediction,
+                calibrated=calibrated,
+                own_start=own_start,
+                idle_seconds=self._idle_seconds,
+                reuse=learner.reuse if learner else None,
             )
+            if learner:
+                learner.assessed(assessment)
+            engines.append(assessment)
         return tuple(engines)
 
     def _in_the_way(self, resolution: Resolution, now: float) -> str:

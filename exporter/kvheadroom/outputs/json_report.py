@@ -15,6 +15,7 @@ from kvheadroom.capacity.offload_tier import OffloadTier
 from kvheadroom.capacity.own_start import OwnStart
 from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
+from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.warm_sessions import Warmth
 
 
@@ -481,6 +482,30 @@ def _warmth(warmth: Warmth) -> dict[str, Any]:
             for one in warmth.saved
         ],
         "findings": [{"finding": str(finding), "detail": detail} for finding, detail in warmth.findings],
+        "reuse": _reuse(warmth.reuse) if isinstance(warmth.reuse, Reuse) else None,
+        "reuse_unknown": warmth.reuse if isinstance(warmth.reuse, str) else None,
+    }
+
+
+def _reuse(reuse: Reuse) -> dict[str, Any]:
+    return {
+        "seconds": reuse.seconds,
+        "prompt_tokens": reuse.prompts,
+        "found_in_pool_ratio": reuse.pool_ratio,
+        "found_outside_ratio": reuse.outside_ratio,
+        "oldest_seconds": reuse.oldest_seconds,
+        "expected": [
+            {
+                "tier_bytes": one.size.bytes,
+                "tier_tokens": one.size.tokens,
+                "low_ratio": one.low_ratio,
+                "ratio": one.ratio,
+                "high_ratio": one.high_ratio,
+            }
+            for one in reuse.expected
+        ],
+        "last_hour": reuse.lately
+        and {"found_ratio": reuse.lately.found_ratio, "expected_ratio": reuse.lately.expected_ratio},
     }
 
 

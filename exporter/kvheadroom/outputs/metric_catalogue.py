@@ -361,7 +361,41 @@ WARM_FINDING = Metric(
     "gauge",
     (*ENGINE_LABELS, "finding"),
     "1 for what keeps the offload tier from doing what its size promises: tier_too_small (stores found no room), tier_not_paying (stores, but "
-    "no loads in an hour), nothing_stored. The status page has the sentence.",
+    "no loads in an hour), nothing_stored; and prompts from being found: evicted_by_churn, blocks_too_big, prefixes_differ, "
+    "finds_less_than_before. The status page has the sentence.",
+)
+_SIZE_LABELS = (*ENGINE_LABELS, "tier_bytes")
+EXPECTED_HITS = Metric(
+    "expected_hit_ratio",
+    "gauge",
+    _SIZE_LABELS,
+    "Share of prompt tokens that the pool and a tier of tier_bytes in host memory would find together (0: the pool alone), by how soon the "
+    "prompts of the last day came back: the middle of expected_hit_low_ratio and expected_hit_high_ratio. Absent where they are more than 0.1 apart.",
+)
+EXPECTED_HITS_LOW = Metric(
+    "expected_hit_low_ratio",
+    "gauge",
+    _SIZE_LABELS,
+    "So much at least, for the tier_sizes of the config and the tier that there is. Absent until two hours with prompts were seen.",
+)
+EXPECTED_HITS_HIGH = Metric(
+    "expected_hit_high_ratio",
+    "gauge",
+    _SIZE_LABELS,
+    "So much at most.",
+)
+FOUND_RATIO = Metric(
+    "prompt_tokens_found_ratio",
+    "gauge",
+    _TIER_LABELS,
+    "Share of the prompt tokens of the same time that was found in the pool (hbm), and that a KV connector supplied (host). With "
+    "expected_hit_ratio it says what another size would change.",
+)
+REUSE_SECONDS = Metric(
+    "reuse_observed_seconds",
+    "gauge",
+    ENGINE_LABELS,
+    "How much time with prompts, of the last day, that was learned from.",
 )
 OFFLOAD = (
     _counter(
@@ -780,6 +814,11 @@ CATALOGUE: tuple[Metric, ...] = (
     SAVED_TOKENS,
     SAVED_SECONDS,
     WARM_FINDING,
+    EXPECTED_HITS,
+    EXPECTED_HITS_LOW,
+    EXPECTED_HITS_HIGH,
+    FOUND_RATIO,
+    REUSE_SECONDS,
     *OFFLOAD,
     WAITING_BY_REASON,
     BINDING_LIMIT,

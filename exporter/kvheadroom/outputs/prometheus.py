@@ -15,6 +15,8 @@ from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment
 from kvheadroom.capacity.gpu_ledger import gpu_ledgers
 from kvheadroom.capacity.ledger import Term
 from kvheadroom.capacity.memory_findings import memory_findings
+from kvheadroom.capacity.reuse import Reuse
+from kvheadroom.capacity.warmth import Tier
 from kvheadroom.outputs import metric_catalogue as m
 
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -292,6 +294,10 @@ _capacities = _of_each(lambda engine: engine.warmth.capacities, lambda row: (row
 _retentions = _of_each(lambda engine: engine.warmth.retentions, lambda row: (row.tier, row.window))
 _rates = _of_each(lambda engine: engine.warmth.rates, lambda row: (row.window,))
 _saved = _of_each(lambda engine: engine.warmth.saved, lambda row: (row.tier,))
+_expected_hits = _of_each(
+    lambda engine: reuse.expected if isinstance(reuse := engine.warmth.reuse, Reuse) else (),
+    lambda row: (str(row.size.bytes),),
+)
 
 
 def _predicted_memory(engine: Assessment) -> Iterator[Sample]:
@@ -372,6 +378,18 @@ def _resume(engine: Assessment) -> Iterator[Sample]:
             value = getattr(one, f"{by}_seconds")
             if value is not None:
                 yield (str(one.session_tokens), by), value
+
+
+def _found_ratio(engine: Assessment) -> Iterator[Sample]:
+    reuse = engine.warmth.reuse
+    if isinstance(reuse, Reuse):
+        yield (Tier.HBM,), reuse.pool_ratio
+        yield (Tier.HOST,), reuse.outside_ratio
+
+
+def _reuse_seconds(engine: Assessment) -> Iterator[Sample]:
+    if isinstance(engine.warmth.reuse, Reuse):
+        yield (), engine.warmth.reuse.seconds
 
 
 def _warm_findings(engine: Assessment) -> Iterator[Sample]:
@@ -490,6 +508,11 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.SAVED_TOKENS: _saved("tokens"),
     m.SAVED_SECONDS: _saved("prefill_seconds"),
     m.WARM_FINDING: _warm_findings,
+    m.EXPECTED_HITS: _expected_hits("ratio"),
+    m.EXPECTED_HITS_LOW: _expected_hits("low_ratio"),
+    m.EXPECTED_HITS_HIGH: _expected_hits("high_ratio"),
+    m.FOUND_RATIO: _found_ratio,
+    m.REUSE_SECONDS: _reuse_seconds,
     m.WAITING_BY_REASON: _waiting,
     m.BINDING_LIMIT: _binding_limit,
     m.ENGINE_STATE: _states,
