@@ -10,7 +10,8 @@ from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.history import COUNTERS, moment_of
 from kvheadroom.capacity.readings import EngineSnapshot, ToldTier
-from kvheadroom.capacity.warm_sessions import WarmFinding, Warmth
+from kvheadroom.capacity.warm_findings import WarmFinding
+from kvheadroom.capacity.warm_sessions import Warmth
 from kvheadroom.capacity.warmth import Answer, Tier
 from tests.capacity.facts_builder import facts
 

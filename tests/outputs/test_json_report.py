@@ -201,7 +201,12 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
         ("host", 2700.0, "yes"),
     ]
     assert warmth["evicted_block_idle_seconds"] == {"1m": 12.5}
-    assert [one["finding"] for one in warmth["findings"]] == ["tier_too_small"]
+    assert [one["finding"] for one in warmth["findings"]] == ["tier_too_small", "tier_above_shm"]
+    assert warmth["host_need"] == {"low_bytes": 2**23, "high_bytes": 2**23, "in_shared_memory": True}
+    use = warmth["host_use"]
+    assert (use["processes"], use["processes_shared_bytes"], use["shm_total_bytes"]) == (3, 17_000_000, 2**22)
+    assert gqa["engines"][0]["warmth"]["host_need"] is None
+    assert gqa["engines"][0]["warmth"]["host_use"] is None
     basis = {"basis": "prefix_cache_queries", "doubt": None}
     assert offload["engines"][0]["hit_windows"] == [
         {

@@ -132,6 +132,8 @@ def _engine(engine: Assessment) -> Iterator[str]:
         yield _row("", f"  way out: {fact.way_out}")
     for reason in prediction.cannot_predict:
         yield _row("  cannot", f"predict: {reason}")
+    for finding, why in engine.warmth.findings:
+        yield _row("  tier", f"{finding}: {why}")
 
 
 def _how_known(one: Assignment) -> str:

@@ -410,7 +410,7 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
 
 
 def _warmth(warmth: Warmth) -> dict[str, Any]:
-    host, content = warmth.host, warmth.content
+    host, content, need, use = warmth.host, warmth.content, warmth.host_need, warmth.host_use
     return {
         "host_tier": None
         if not isinstance(host, OffloadTier)
@@ -425,6 +425,26 @@ def _warmth(warmth: Warmth) -> dict[str, Any]:
             "notes": list(host.notes),
         },
         "host_tier_unknown": host if isinstance(host, str) else None,
+        "host_need": need
+        and {
+            "low_bytes": need.low_bytes,
+            "high_bytes": need.high_bytes,
+            "in_shared_memory": need.in_shared_memory,
+        },
+        "host_use": use
+        and {
+            "total_bytes": use.total_bytes,
+            "available_bytes": use.available_bytes,
+            "shared_bytes": use.shared_bytes,
+            "shm_total_bytes": use.shm_total_bytes,
+            "shm_free_bytes": use.shm_free_bytes,
+            "limit_bytes": use.limit_bytes,
+            "limit_used_bytes": use.limit_used_bytes,
+            "processes": use.processes,
+            "processes_shared_bytes": use.processes_shared_bytes,
+            "processes_anonymous_bytes": use.processes_anonymous_bytes,
+            "engines": use.engines,
+        },
         "capacities": [
             {
                 "tier": str(one.tier),

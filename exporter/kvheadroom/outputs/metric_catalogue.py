@@ -289,6 +289,20 @@ TIER_SESSIONS = Metric(
     (*_TIER_LABELS, "session_tokens"),
     "Sessions of session_tokens tokens that a tier holds at once.",
 )
+PREDICTED_TIER_HOST = Metric(
+    "predicted_tier_host_bytes",
+    "gauge",
+    ENGINE_LABELS,
+    "Host memory that the tier of one engine takes, all its workers together: from vLLM 0.27 its own size, before with each pinned tensor rounded "
+    "up to a power of two. Absent where it is not known how vLLM cuts the tier; the status page then says between which two it lies.",
+)
+OBSERVED_HOST_SHARED = Metric(
+    "observed_host_shared_bytes",
+    "gauge",
+    ("replica",),
+    "Shared memory that the processes of a server with a tier in host memory have, added up (RssShmem: pinned memory, and files of /dev/shm, which "
+    "count for each process that maps them). Only of servers that kvheadroom finds in the process table of its machine.",
+)
 HBM_BLOCKS = Metric(
     "hbm_blocks",
     "gauge",
@@ -361,7 +375,8 @@ WARM_FINDING = Metric(
     "gauge",
     (*ENGINE_LABELS, "finding"),
     "1 for what keeps the offload tier from doing what its size promises: tier_too_small (stores found no room), tier_not_paying (stores, but "
-    "no loads in an hour), nothing_stored. The status page has the sentence.",
+    "no loads in an hour), nothing_stored, host_memory_above_tier (it takes more of the host's memory than was asked for), tier_above_shm (more "
+    "than /dev/shm has), tier_above_host_memory (more than the machine or the memory limit has). The status page has the sentence.",
 )
 OFFLOAD = (
     _counter(
@@ -769,6 +784,8 @@ CATALOGUE: tuple[Metric, ...] = (
     TIER_BYTES,
     TIER_TOKENS,
     TIER_SESSIONS,
+    PREDICTED_TIER_HOST,
+    OBSERVED_HOST_SHARED,
     HBM_BLOCKS,
     RETENTION_LOW,
     RETENTION_HIGH,
