@@ -163,9 +163,8 @@ def host_findings(
     if memory is None:
         return
     low = need.low_bytes * engines
-    taken = (
-        f"{_each(engines)} {in_gib(low)}{'' if need.bytes is not None else ' or more'} of the host's memory"
-    )
+    where = "" if runs else "if it is to run on this machine: "
+    taken = f"{where}{_each(engines)} {in_gib(low)}{'' if need.bytes is not None else ' or more'} of the host's memory"
     room = memory.shm_total_bytes if runs else memory.shm_free_bytes
     if need.in_shared_memory and room is not None and low > room:
         yield (
@@ -220,7 +219,7 @@ def _above_tier(
     if measured is not None and measured >= asked:
         seen = f"; its processes have {in_gib(measured)} of shared memory, {measured / asked:.2f} times what was asked for"
     smaller = (
-        f", or ask for {need.fitting_bytes / GIB:.2f} GiB or less, which takes half"
+        f", or ask for {need.fitting_bytes * 100 // GIB / 100:.2f} GiB or less, which takes half"
         if need.fitting_bytes
         else ""
     )

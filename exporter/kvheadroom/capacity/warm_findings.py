@@ -37,7 +37,7 @@ def tier_findings(
         return
     larger = _larger(host, longest_tokens)
     if (told.num_chunks if told is not None else host and host.num_chunks) == 0:
-        chunk = "" if host is None else f", which takes {in_gib(host.chunk_bytes)}"
+        chunk = "" if host is None else f" ({in_gib(host.chunk_bytes)})"
         yield (
             WarmFinding.TIER_TOO_SMALL,
             f"not one chunk{chunk} fits in the tier in host memory; make it larger{larger}",
@@ -57,7 +57,7 @@ def tier_findings(
 
 
 def _larger(host: OffloadTier | None, longest_tokens: int | None) -> str:
-    """What the longest prompt takes, which is stored as a whole or not at all: what a tier needs at least."""
+    """What the longest prompt takes: to come back it must be in the tier as a whole, and none of it may be evicted while it is loaded."""
     if host is None or longest_tokens is None:
         return ""
     needed = host.chunks_per_session(longest_tokens)
