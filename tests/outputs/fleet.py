@@ -106,7 +106,7 @@ def replica(
 
 
 def offloading() -> ReplicaAssessment:
-    """A replica with a tier of 8 MiB in host memory, 256 chunks of 32 KiB, whose evicted blocks are sampled."""
+    """A replica with a tier of 8 MiB in host memory, 256 chunks of 32 KiB, whose evicted blocks are sampled; LMCache is beside it."""
     told = replica("offload", "offload_lab.loaded", max_model_len=1024)
     (engine,) = told.engines
     (before,) = read("offload_lab.after").engines
@@ -130,12 +130,18 @@ def offloading() -> ReplicaAssessment:
         evicted_blocks_total=6.0,
         evicted_block_idle_seconds_total=75.0,
         offload_allocation_failures_total=1.0,
+        lmcache_lookup_tokens_total=11_520.0,
+        lmcache_lookup_hits_total=0.0,
     )
     now = replace(
         engine.snapshot,
         evicted_blocks_total=10.0,
         evicted_block_idle_seconds_total=125.0,
         offload_allocation_failures_total=3.0,
+        lmcache_lookup_tokens_total=46_080.0,
+        lmcache_lookup_hits_total=8_640.0,
+        lmcache_host_bytes=3_000_000_000.0,
+        lmcache_disk_bytes=5_000_000_000.0,
     )
     use = HostUse(
         total_bytes=64 * 2**30,

@@ -205,6 +205,8 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert warmth["host_need"] == {"low_bytes": 2**23, "high_bytes": 2**23, "in_shared_memory": True}
     use = warmth["host_use"]
     assert (use["processes"], use["processes_shared_bytes"], use["shm_total_bytes"]) == (3, 17_000_000, 2**22)
+    assert warmth["lmcache_used"] == {"host_bytes": 3_000_000_000, "disk_bytes": 5_000_000_000}
+    assert gqa["engines"][0]["warmth"]["lmcache_used"] is None
     assert gqa["engines"][0]["warmth"]["host_need"] is None
     assert gqa["engines"][0]["warmth"]["host_use"] is None
     basis = {"basis": "prefix_cache_queries", "doubt": None}
@@ -218,6 +220,13 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
                 "hit_tokens": 7_680,
                 "lookup_tokens": 11_520,
                 **basis,
+            },
+            "lmcache": {
+                "ratio": 0.25,
+                "hit_tokens": 8_640,
+                "lookup_tokens": 34_560,
+                "basis": "lmcache:num_lookup_tokens",
+                "doubt": None,
             },
         }
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.history import Growth
 from kvheadroom.capacity.host_tier import HostNeed, HostUse, host_findings, host_need
+from kvheadroom.capacity.lmcache_tier import lmcache_bytes
 from kvheadroom.capacity.offload_tier import OffloadTier
 from kvheadroom.capacity.sessions import SessionCapacity
 from kvheadroom.capacity.warm_findings import WarmFinding, tier_findings
@@ -116,7 +117,7 @@ def assess_warmth(
     if host is not None and tiers.layout is not None:
         need = host_need(facts, tiers.layout, host)
     lengths = tuple(row.session_tokens for row in sessions)
-    capacities = tuple(_capacities(tiers, sessions))
+    capacities = tuple(_capacities(tiers, sessions, lmcache_bytes(facts)))
     kept = retentions(tiers, growths)
     measured = tuple(rates(window, grown) for window, grown in growths.items())
     idle = ((window, measured_idle_seconds(grown)) for window, grown in growths.items())
@@ -136,7 +137,9 @@ def assess_warmth(
     )
 
 
-def _capacities(tiers: Tiers, sessions: tuple[SessionCapacity, ...]) -> Iterable[TierCapacity]:
+def _capacities(
+    tiers: Tiers, sessions: tuple[SessionCapacity, ...], lmcache: int | None
+) -> Iterable[TierCapacity]:
     observation, told, host = tiers.observation, tiers.snapshot.told_tier, tiers.host
     if observation.pool_tokens is not None or observation.pool_bytes is not None:
         yield TierCapacity(
@@ -164,6 +167,8 @@ def _capacities(tiers: Tiers, sessions: tuple[SessionCapacity, ...]) -> Iterable
             sessions=_sessions(host, host.num_chunks, sessions),
             is_told=False,
         )
+    elif lmcache is not None:
+        yield TierCapacity(tier=Tier.HOST, bytes=lmcache, tokens=None, sessions=(), is_told=False)
 
 
 def _sessions(

@@ -317,7 +317,7 @@ class ReplicaSampler:
     ) -> HostUse | None:
         """The memory of its host, where a tier of an engine lies in it."""
         if self._host_looks is None or not any(
-            resolution.facts[engine.engine].flags.offloading for engine in page.engines
+            resolution.facts[engine.engine].flags.connector for engine in page.engines
         ):
             return None
         return await self._host_looks.latest(now, wait_seconds=wait_seconds)

@@ -396,10 +396,11 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
                 "seconds": window.seconds,
                 "prefix_cache": _hits(window.local),
                 "external_prefix_cache": _hits(window.external),
+                "lmcache": _hits(window.lmcache),
             }
             for window in engine.hit_windows
         ],
-        "warmth": _warmth(engine.warmth),
+        "warmth": _warmth(engine.warmth, engine.snapshot),
         "snapshot": _snapshot(engine.snapshot),
         "facts": _facts(engine.facts),
         "missing_facts": [
@@ -409,7 +410,7 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
     }
 
 
-def _warmth(warmth: Warmth) -> dict[str, Any]:
+def _warmth(warmth: Warmth, engine: EngineSnapshot) -> dict[str, Any]:
     host, content, need, use = warmth.host, warmth.content, warmth.host_need, warmth.host_use
     return {
         "host_tier": None
@@ -455,6 +456,9 @@ def _warmth(warmth: Warmth) -> dict[str, Any]:
             }
             for one in warmth.capacities
         ],
+        "lmcache_used": None
+        if engine.lmcache_host_bytes is None and engine.lmcache_disk_bytes is None
+        else {"host_bytes": engine.lmcache_host_bytes, "disk_bytes": engine.lmcache_disk_bytes},
         "hbm_blocks": content
         and {
             "referenced": content.referenced_blocks,

@@ -289,6 +289,13 @@ TIER_SESSIONS = Metric(
     (*_TIER_LABELS, "session_tokens"),
     "Sessions of session_tokens tokens that a tier holds at once.",
 )
+TIER_USED = Metric(
+    "tier_used_bytes",
+    "gauge",
+    _TIER_LABELS,
+    "Bytes of a tier that are in use: of LMCache's in host memory (lmcache:local_cache_usage) and on disk (lmcache:local_storage_usage), all "
+    "workers together. vLLM tells it of no tier of its own. Only of servers with one engine, on whose page LMCache's series are.",
+)
 PREDICTED_TIER_HOST = Metric(
     "predicted_tier_host_bytes",
     "gauge",
@@ -561,6 +568,13 @@ EXTERNAL_PREFIX_CACHE_HIT_RATIO = Metric(
     "Prompt tokens that a KV connector supplied / prompt tokens that it was asked for, which the engine's own cache had "
     "not, 0-1, over the same windows.",
 )
+LMCACHE_HIT_RATIO = Metric(
+    "lmcache_hit_ratio",
+    "gauge",
+    _WINDOW_LABELS,
+    "Prompt tokens that LMCache found / prompt tokens that it was asked for (lmcache:num_lookup_hits and _tokens), 0-1, over the same windows: of "
+    "whole prompts, what the engine's own cache had included. Where LMCache's series are on vLLM's page and the server has one engine.",
+)
 OBSERVED_POOL_BASIS = Metric(
     "observed_pool_basis",
     "gauge",
@@ -772,6 +786,7 @@ CATALOGUE: tuple[Metric, ...] = (
     *OBSERVED,
     PREFIX_CACHE_HIT_RATIO,
     EXTERNAL_PREFIX_CACHE_HIT_RATIO,
+    LMCACHE_HIT_RATIO,
     OBSERVED_POOL_BASIS,
     OBSERVED_SESSIONS,
     SESSIONS_IN_USE,
@@ -784,6 +799,7 @@ CATALOGUE: tuple[Metric, ...] = (
     TIER_BYTES,
     TIER_TOKENS,
     TIER_SESSIONS,
+    TIER_USED,
     PREDICTED_TIER_HOST,
     OBSERVED_HOST_SHARED,
     HBM_BLOCKS,

@@ -346,6 +346,13 @@ def _tier_sessions(engine: Assessment) -> Iterator[Sample]:
             yield (one.tier, str(tokens)), fit
 
 
+def _tier_used(engine: Assessment) -> Iterator[Sample]:
+    for tier in ("host", "disk"):
+        value = getattr(engine.snapshot, f"lmcache_{tier}_bytes")
+        if value is not None:
+            yield (tier,), value
+
+
 def _tier_host(engine: Assessment) -> Iterator[Sample]:
     need = engine.warmth.host_need
     if need is not None and need.bytes is not None:
@@ -494,6 +501,7 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.TIER_BYTES: _capacities("bytes"),
     m.TIER_TOKENS: _capacities("tokens"),
     m.TIER_SESSIONS: _tier_sessions,
+    m.TIER_USED: _tier_used,
     m.PREDICTED_TIER_HOST: _tier_host,
     m.HBM_BLOCKS: _hbm_blocks,
     m.RETENTION_LOW: _retentions("low_seconds"),
@@ -513,6 +521,7 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.FORECAST_UNAVAILABLE: _no_forecast,
     m.PREFIX_CACHE_HIT_RATIO: _hit_ratios("local"),
     m.EXTERNAL_PREFIX_CACHE_HIT_RATIO: _hit_ratios("external"),
+    m.LMCACHE_HIT_RATIO: _hit_ratios("lmcache"),
     m.OBSERVED_POOL_BASIS: _pool_basis,
     m.MISSING_FACT: _missing,
     m.ASSUMED_FACT: _assumed,
