@@ -151,9 +151,15 @@ def test_layers_of_plain_attention_lie_in_one_tensor() -> None:
     large, _ = planned(offloading(80, version="0.24.0", flags=tp2))
     exact, _ = planned(offloading(64, version="0.24.0", flags=tp2))
     assert (large.bytes, exact.bytes) == (128 * GIB, 64 * GIB)
-    # Three layers would be rounded up to 4 x as much on their own: 3 x 1 GiB, together 4 GiB.
-    three, _ = planned(offloading(3, version="0.24.0", config={**TINY_LLAMA, "num_hidden_layers": 3}))
+    # Three layers would stay as they are on their own: 3 x 1 GiB, together 4 GiB.
+    config = {**TINY_LLAMA, "num_hidden_layers": 3}
+    three, _ = planned(offloading(3, version="0.21.0", config=config))
     assert three.bytes == 4 * GIB
+    # Llama is of the second model runner's from 0.23 on, which keeps layers apart where it does run.
+    first, _ = planned(offloading(3, version="0.22.0", config=config))
+    assert first.bytes == 4 * GIB
+    either, _ = planned(offloading(3, version="0.23.0", config=config))
+    assert (either.low_bytes, either.high_bytes, either.bytes) == (3 * GIB, 4 * GIB, None)
 
 
 def test_where_a_backend_decides_how_tensors_are_cut_both_ends_are_told() -> None:
@@ -185,7 +191,7 @@ def test_beside_another_connector_layers_may_lie_apart() -> None:
     need, _ = planned(
         facts(
             flags={"kv_transfer_config": several},
-            version="0.24.0",
+            version="0.21.0",
             config={**TINY_LLAMA, "num_hidden_layers": 3},
         )
     )
@@ -196,7 +202,7 @@ def test_every_stage_has_tensors_of_its_own() -> None:
     # 3 layers on the first stage, 2 on the second; vLLM counts chunks by the blocks of the first.
     known = offloading(
         6,
-        version="0.24.0",
+        version="0.21.0",
         flags={"pipeline_parallel_size": 2},
         config={**TINY_LLAMA, "num_hidden_layers": 5},
     )

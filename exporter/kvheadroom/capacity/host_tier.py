@@ -15,6 +15,7 @@ from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.kv_groups import KvGroup
 from kvheadroom.capacity.kv_specs import Kind
 from kvheadroom.capacity.offload_tier import GIB, OffloadTier
+from kvheadroom.capacity.overhead import runs_second_runner
 from kvheadroom.capacity.warm_findings import WarmFinding, in_gib
 
 _NOTABLE = 1.1
@@ -84,7 +85,10 @@ def host_need(facts: EngineFacts, layout: KvLayout, tier: OffloadTier) -> HostNe
         )
     per_stage = facts.parallelism.tensor * facts.parallelism.prefill_context
     blocks = tier.num_chunks * tier.blocks_per_chunk
-    cuts = list(_cuts(layout, is_alone=tier.is_alone))
+    # The second model runner keeps a tensor for each layer; what else has vLLM take the first is not known here (0.26.0 `config/vllm.py`
+    # use_v2_model_runner).
+    is_first_runner = facts.model is not None and not runs_second_runner(facts, facts.model)
+    cuts = list(_cuts(layout, in_one_tensor=tier.is_alone and is_first_runner))
     if not cuts:
         # A tensor of 2^n + 1 bytes takes nearly twice as much.
         return HostNeed(tier_bytes=tier.bytes, low_bytes=tier.bytes, high_bytes=2 * tier.bytes)
@@ -106,10 +110,13 @@ def rounded_bytes(blocks: int, pages: Iterable[int]) -> int:
     return sum(1 << (blocks * page - 1).bit_length() for page in pages if page)
 
 
-def _cuts(layout: KvLayout, *, is_alone: bool) -> Iterator[tuple[int, ...]]:
+def _cuts(layout: KvLayout, *, in_one_tensor: bool) -> Iterator[tuple[int, ...]]:
     """Bytes of a block in each tensor of one worker of each pipeline stage, for each way in which vLLM may cut them; none where it is not known.
 
     K and V in tensors of their own (0.19 and later, some backends) change nothing: twice the half is the same power of two.
+
+    Args:
+        in_one_tensor: layers of plain attention lie together wherever they may.
     """
     stages = list(_stages(layout))
     for groups, size in zip(stages, layout.stage_bytes_per_block, strict=True):
@@ -126,8 +133,8 @@ def _cuts(layout: KvLayout, *, is_alone: bool) -> Iterator[tuple[int, ...]]:
     may_lie_together = len(layout.groups) == 1 and len(specs) == 1 and Kind.STATE not in kinds
     if may_lie_together:
         yield together
-    # The layers of plain attention always lie together where no other connector wants it otherwise; latent attention's need a backend that can.
-    if not may_lie_together or kinds != {Kind.FULL} or not is_alone:
+    # Latent attention's need a backend that can, and another connector may want it otherwise.
+    if not may_lie_together or kinds != {Kind.FULL} or not in_one_tensor:
         yield by_layer
 
 
