@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -212,6 +214,25 @@ def test_this_machine_tells_of_itself() -> None:
     assert seen.processes_anonymous_bytes is not None
     assert seen.processes_anonymous_bytes > 2**20
     assert seen.engines is None
+
+
+def test_shared_memory_that_a_process_of_a_server_really_has_is_in_the_sum() -> None:
+    size = 32 * 2**20
+    shares = f"import mmap; shared = mmap.mmap(-1, {size}, flags=mmap.MAP_SHARED); shared.write(b'x' * {size}); print('ready', flush=True); input()"
+    own = LocalServer(pid=os.getpid(), started_ticks=_own_ticks(), command_line=CommandLine(flags={}))
+    before = read_server_memory(own)
+    command = [sys.executable, "-c", shares]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        during = read_server_memory(own)
+        child.communicate(b"\n")
+    assert before is not None
+    assert during is not None
+    assert before.processes_shared_bytes is not None
+    assert during.processes_shared_bytes is not None
+    assert during.processes == before.processes + 1
+    assert 0 <= during.processes_shared_bytes - before.processes_shared_bytes - size < 2**20
 
 
 def _own_ticks() -> int:
