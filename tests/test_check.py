@@ -85,3 +85,20 @@ def test_a_wrong_config_ends_with_2(tmp_path: Path) -> None:
     run = check("--config", config_file(tmp_path, "replicas: [{url: 5}]"))
     assert (run.returncode, run.stdout) == (2, "")
     assert "replicas[0].url: a text is needed, got 5" in run.stderr
+
+
+def test_a_request_that_does_not_fit_is_told_and_that_no_tier_helps(tmp_path: Path) -> None:
+    # The predicted pool: 2,048 tokens of 1,024 B, of which the null block holds none.
+    echoed = b'kv_cache_memory_bytes="4194304"'
+    page = capture("gqa_light_steady")
+    assert echoed in page
+    flags = "kv_offloading_size: 100"
+    with http_server(
+        {**vllm_answers(), "/metrics": text_answer(page.replace(echoed, b'kv_cache_memory_bytes="2097152"'))}
+    ) as (url, _):
+        text = f"replicas: [{{url: '{url}', name: r, gpu: CPU, flags: {{{flags}}}}}]"
+        run = check("--config", config_file(tmp_path, text))
+    assert (
+        "    start     with the predicted pool vLLM does NOT start at max_model_len 2,048; the longest that starts is 2,016; the tier in host memory "
+        "does not help it to start: one request of max_model_len must fit in the GPU's pool" in run.stdout
+    ), run.stdout

@@ -287,3 +287,21 @@ def test_the_config_adds_what_no_command_line_tells_and_wins_over_it(tmp_path: P
         wait_for(lambda: serve.value(OBSERVED, replica=replica) == 4096, "its numbers")
         wait_for_flag(serve, replica, "max_num_seqs", "4", "your config")
         wait_for_flag(serve, replica, "tensor_parallel_size", "2", "its command line")
+
+
+def test_a_tier_that_is_larger_than_the_servers_machine_is_told_and_what_its_processes_have(
+    tmp_path: Path,
+) -> None:
+    port, replica = free_port()
+    words = ["serve", str(MODEL), "--port", port, "--kv-offloading-size", "1000000"]
+    with stand_in(tmp_path, *words, place=port):
+        told = lines_of(check(), replica)
+        assert "tier      tier_above_shm: the tier takes 1,000,000.00 GiB of the host's memory" in told, told
+        assert "tier      tier_above_host_memory: the tier takes 1,000,000.00 GiB" in told, told
+        with daemon("serve", "--config", config(tmp_path)) as serve:
+            shared = partial(serve.value, "kvheadroom_observed_host_shared_bytes", replica=replica)
+            wait_for(lambda: shared() is not None, "the memory of its processes")
+            assert serve.value("kvheadroom_warm_finding", replica=replica, finding="tier_above_shm") == 1
+            assert serve.value("kvheadroom_predicted_tier_host_bytes", replica=replica) == 1_000_000 * 2**30
+    with stand_in(tmp_path, *words[:-2], place=port):
+        assert "  tier" not in lines_of(check(), replica)

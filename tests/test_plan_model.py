@@ -732,3 +732,34 @@ def test_every_example_of_the_help_can_be_parsed() -> None:
     for example in examples:
         arguments = make_parser().parse_args(shlex.split(example)[1:])
         assert arguments.model or arguments.place
+
+
+def test_a_tier_in_host_memory_is_planned_and_helps_no_start(tmp_path: Path) -> None:
+    model = str(tiny(tmp_path))
+    starts = plan(model, "--gpu", "H200", "--max-model-len", "2048", "--kv-offloading-size", "0.001")
+    assert starts.returncode == 0
+    # 65 chunks of 16 KiB, as 1,073,741 B hold; 2,048 tokens are 128 of them.
+    assert "TP 1: 1,040 tokens, 0.51 sessions of 2,048; 1.02 MiB of the host's memory" in starts.stdout
+    assert "careful" not in starts.stdout
+    small = ["--gpu", "H200", "--kv-cache-memory-bytes", "2M", "--max-model-len", "2048"]
+    run = plan(model, *small, "--kv-offloading-size", "1000000")
+    assert run.returncode == 1
+    answer = " ".join(run.stdout.split("\n\n")[0].split())
+    assert answer.endswith(
+        "vLLM does NOT start at max_model_len 2,048; the longest that starts is 2,032 (--max-model-len 2032); the tier in host memory does "
+        "not help it to start: one request of max_model_len must fit in the GPU's pool."
+    )
+    assert "careful: if it is to run on this machine: the tier takes 1,000,000.00 GiB" in run.stdout
+    [told] = document(model, *small, "--kv-offloading-size", "1000000")["models"][0]["plans"]
+    assert (told["boots"], told["host_tier"]["bytes"]) == (False, 1_000_000 * 2**30)
+    findings = [one["finding"] for one in told["host_tier"]["findings"]]
+    assert findings == ["tier_above_shm", "tier_above_host_memory"]
+    [without] = document(model, *small)["models"][0]["plans"]
+    assert (without["boots"], without["host_tier"]) == (False, None)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "inf", "1e300", "much", ""])
+def test_a_size_of_a_tier_that_is_none_ends_with_2(tmp_path: Path, size: str) -> None:
+    run = plan(str(tiny(tmp_path)), "--gpu", "H200", f"--kv-offloading-size={size}")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--kv-offloading-size" in run.stderr

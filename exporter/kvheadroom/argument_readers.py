@@ -97,6 +97,14 @@ def gigabytes_above_0(text: str) -> int:
     return value
 
 
+def gibibytes(text: str) -> float:
+    """GiB (2^30 bytes) above 0, as vLLM takes them."""
+    value = _number(text)
+    if not 0 < value <= _LARGEST / 2**30:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of GiB (2^30 bytes) above 0 is needed")
+    return value
+
+
 def release(text: str) -> str:
     """A release of vLLM."""
     if parse_release(text) is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvheadroom.argument_readers import (
     count_or_none,
+    gibibytes,
     gigabytes,
     gigabytes_above_0,
     gpu_name,
@@ -122,6 +123,7 @@ SINGLE: tuple[tuple[tuple[str, ...], str, Callable[[str], Any], str], ...] = (
     (("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", word, "type of their recurrent part"),
     (("--mamba-block-size",), "mamba_block_size", whole_number, "tokens of a block of states"),
     (("--speculative-config", "-sc"), "speculative_config", section, "JSON; --mtp N is its short form"),
+    (("--kv-offloading-size",), "kv_offloading_size", gibibytes, "GiB of host memory for KV blocks, of each engine"),
 )  # fmt: skip
 SWITCHES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("--enable-prefix-caching",), "enable_prefix_caching", "default: vLLM's choice for the model"),

@@ -23,6 +23,7 @@ from kvheadroom.sources.hub_environment import SOURCE as HUB
 from kvheadroom.sources.model_files import MAX_INDEX_BYTES, read_json
 from kvheadroom.sources.model_lookup import LocatedModel, find_model, with_headers
 from kvheadroom.sources.safetensors import named_tensors
+from kvheadroom.sources.server_memory import read_machine_memory
 from kvheadroom.sources.weight_files import total_size
 
 MAX_ROWS = 64
@@ -154,7 +155,12 @@ def _plan(
     files = with_weights(located, source, first, report)
     requests = tuple(_requests(options, source, files, draft))
     return plan_model(
-        _shown_name(source.name), located.where, requests, by_sum=options.by_sum, calibration=calibration
+        _shown_name(source.name),
+        located.where,
+        requests,
+        by_sum=options.by_sum,
+        calibration=calibration,
+        host=read_machine_memory(),
     )
 
 

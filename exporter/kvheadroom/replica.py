@@ -16,6 +16,7 @@ from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.readings import FailureReason, Scrape, SourceFailure, VllmPage
 from kvheadroom.capacity.stored_model import ModelFiles
 from kvheadroom.config import Config, ConfigError, LocalReplica, ReplicaConfig
+from kvheadroom.monitor.host_looks import ReadHost
 from kvheadroom.monitor.sampler import ReplicaSources, Resolution
 from kvheadroom.sources.endpoint import Endpoint
 from kvheadroom.sources.http import Session
@@ -72,6 +73,7 @@ class Replica:
         reader: ModelFilesReader | None = None,
         reopen: Reopen | None = None,
         find_card: FindCard | None = None,
+        read_host: ReadHost | None = None,
     ) -> None:
         self._session = session
         self._endpoint = endpoint
@@ -82,6 +84,7 @@ class Replica:
         self._model_reader = reader or ModelFilesReader()
         self._local = replica.server if isinstance(replica, LocalReplica) else None
         self._find_card = find_card
+        self._read_host = read_host
         self._card = CPU if self._local is not None and self._local.is_cpu_build else None
         self._operator = operator_facts(config, replica)
 
@@ -144,7 +147,9 @@ class Replica:
 
     def as_sources(self) -> ReplicaSources:
         """What the sampler is handed."""
-        return ReplicaSources(self.fetch_page, self.resolve, self.facts_unasked, self.ask_health)
+        return ReplicaSources(
+            self.fetch_page, self.resolve, self.facts_unasked, self.ask_health, self._read_host
+        )
 
     def facts_unasked(self, page: VllmPage) -> Resolution:
         """What is known while the server and the model's folder are still being asked."""

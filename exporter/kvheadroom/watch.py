@@ -16,6 +16,8 @@ from kvheadroom.capacity.fleet import ReplicaAssessment
 from kvheadroom.capacity.gpu_assignment import GpuClaim
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.gpus import GpuReading, ServerPlace
+from kvheadroom.capacity.host_tier import HostUse
+from kvheadroom.capacity.local_server import LocalServer
 from kvheadroom.config import Config, LocalReplica, ReplicaConfig
 from kvheadroom.discovery.configured import sources_of
 from kvheadroom.discovery.local import join_local
@@ -35,9 +37,11 @@ from kvheadroom.sources.local_gpus import LocalGpus
 from kvheadroom.sources.model_files import ModelFilesReader
 from kvheadroom.sources.nvml import NvmlSource
 from kvheadroom.sources.process_tree import ProcessTree
+from kvheadroom.sources.server_memory import read_server_memory
 from kvheadroom.sources.slow_files import SlowFiles
 
 CARD_SECONDS = 0.1
+HOST_SECONDS = 2.0
 GPU_SECONDS = 5.0
 """Without persistence mode a driver takes seconds to start; its thread waits, nobody else does."""
 
@@ -212,6 +216,9 @@ class Watch:
                 if names_files(target.replica)
                 else None,
                 find_card=partial(self._find_card, name) if _runs_on_a_card(target.replica) else None,
+                read_host=partial(self._read_host, target.replica.server)
+                if isinstance(target.replica, LocalReplica)
+                else None,
             )
             for name, target in targets.items()
             if name not in self._running or self._running[name].settings != settings[name]
@@ -312,6 +319,17 @@ class Watch:
             if time.monotonic() > deadline:
                 return None
             await asyncio.sleep(CARD_SECONDS)
+
+    async def _read_host(self, server: LocalServer) -> HostUse | None:
+        """The memory of this machine and of one of its servers; None where its disks hang."""
+        try:
+            return await self._files.read(
+                f"the memory of PID {server.pid}",
+                partial(read_server_memory, server, self._proc),
+                timeout_seconds=HOST_SECONDS,
+            )
+        except (TimeoutError, OSError):
+            return None
 
     async def close(self) -> None:
         """End every sampler and every source of replicas."""

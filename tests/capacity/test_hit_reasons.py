@@ -7,9 +7,9 @@ import pytest
 
 from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.history import moment_of
-from kvheadroom.capacity.hit_reasons import WarmFinding
 from kvheadroom.capacity.readings import EngineSnapshot
 from kvheadroom.capacity.reuse import ExpectedHits, Lately, Reuse, TierSize
+from kvheadroom.capacity.warm_findings import WarmFinding
 from tests.capacity.facts_builder import facts
 
 START = EngineSnapshot(

@@ -228,17 +228,17 @@ def test_without_a_flag_there_is_no_tier() -> None:
     assert plan_tier(known, layout) is None
 
 
-@pytest.mark.parametrize(
-    ("version", "note"),
-    [("0.26.0", "power of two"), ("0.33.0", "must have room")],
-)
-def test_what_the_host_needs_for_it_is_told(version: str, note: str) -> None:
+@pytest.mark.parametrize(("version", "is_there"), [("0.26.0", False), ("0.27.0", True), ("0.33.0", True)])
+def test_that_dev_shm_must_have_room_for_it_is_told_where_it_lies_there(version: str, is_there: bool) -> None:  # noqa: FBT001  of a table
     known = facts(flags={"kv_offloading_size": 1}, version=version)
     layout = plan_layout(known)
     assert isinstance(layout, KvLayout)
     tier = plan_tier(known, layout)
     assert isinstance(tier, OffloadTier)
-    assert any(note in one for one in tier.notes)
+    assert (tier.in_shared_memory, any("must have room" in note for note in tier.notes)) == (
+        is_there,
+        is_there,
+    )
 
 
 def test_before_0_14_the_size_did_nothing() -> None:

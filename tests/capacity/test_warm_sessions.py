@@ -9,8 +9,9 @@ import pytest
 from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.history import COUNTERS, moment_of
-from kvheadroom.capacity.hit_reasons import WarmFinding
+from kvheadroom.capacity.host_tier import HostUse
 from kvheadroom.capacity.readings import EngineSnapshot, ToldTier
+from kvheadroom.capacity.warm_findings import WarmFinding
 from kvheadroom.capacity.warm_sessions import Warmth
 from kvheadroom.capacity.warmth import Answer, Tier
 from tests.capacity.facts_builder import facts
@@ -288,3 +289,42 @@ def test_what_is_next_to_nothing_is_divided_by_nowhere(tiny: float) -> None:
         shown += [end for one in of.retentions for end in (one.low_seconds, one.high_seconds)]
         shown += [value for _, value in of.measured_idle_seconds]
         assert all(math.isfinite(value) for value in shown if value is not None), name
+
+
+def test_a_tier_in_which_stores_found_no_room_says_what_the_longest_prompt_takes() -> None:
+    failed = {"offload_allocation_failures_total": 0.0}
+    # 2,048 tokens are 128 chunks of 16 KiB: 2 MiB.
+    small = warmth(offloading(2**-10), lately=failed, offload_allocation_failures_total=3.0)
+    [(finding, why)] = small.findings
+    assert finding is WarmFinding.TIER_TOO_SMALL
+    assert why.endswith("make it larger, at least 2.00 MiB, which is what one prompt of 2,048 tokens takes")
+    large = warmth(offloading(1), lately=failed, offload_allocation_failures_total=3.0)
+    [(_, why)] = large.findings
+    assert "room for 512.0 prompts of 2,048 tokens, 2.00 MiB each, and needs as much for each" in why
+    none = warmth(offloading(2**-17))
+    [(_, why)] = none.findings
+    assert why == (
+        "not one chunk (0.02 MiB) fits in the tier in host memory; make it larger, at least 2.00 MiB, which is what one prompt of "
+        "2,048 tokens takes"
+    )
+
+
+def test_without_the_longest_length_no_size_is_suggested() -> None:
+    failed = {"offload_allocation_failures_total": 0.0}
+    told = ToldTier(num_chunks=640, blocks_per_chunk=1, size_bytes=640 * 20_480, size_tokens=10_240)
+    alone = warmth(facts(), lately=failed, offload_allocation_failures_total=3.0, told_tier=told)
+    [(_, why)] = alone.findings
+    assert why.endswith("that no transfer holds; make it larger")
+
+
+def test_what_the_host_has_is_joined_to_the_tier_of_its_engine() -> None:
+    now = EngineSnapshot(**SAID)
+    use = HostUse(shm_total_bytes=GIB, engines=2, processes_shared_bytes=7)
+    reading = Reading(facts=offloading(1), snapshot=now, taken_at=10_000.0, host_use=use)
+    of = assess(reading, (1024,)).warmth
+    assert of.host_need is not None
+    assert (of.host_need.bytes, of.host_use) == (GIB, use)
+    # Two engines of the host have a tier each.
+    assert found(of) == [WarmFinding.TIER_ABOVE_SHM]
+    without = assess(replace(reading, facts=facts()), (1024,)).warmth
+    assert (without.host_need, without.host_use, without.findings) == (None, None, ())

@@ -16,6 +16,7 @@ from kvheadroom.capacity.deployment import Outcome
 from kvheadroom.capacity.facts import AUTO_LENGTH, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
 from kvheadroom.capacity.gpu_catalogue import CPU
+from kvheadroom.capacity.planned_tier import DOES_NOT_HELP
 from kvheadroom.capacity.readings import EchoedFlags, EngineSnapshot
 from kvheadroom.capacity.running_server import Change, RunningServer, start_with
 from kvheadroom.capacity.startup_check import FreeMemory
@@ -498,3 +499,18 @@ def test_a_pool_that_cannot_be_is_no_measurement() -> None:
     assert isinstance(answer.now.sample, Excluded)
     assert answer.now.sample.reason is Exclusion.IMPOSSIBLE
     assert "more than gpu_memory_utilization allows" in answer.now.sample.detail
+
+
+def test_a_tier_in_host_memory_is_no_room_for_a_request_that_does_not_fit() -> None:
+    server = running(1000, kv_cache_memory_bytes=1000 * BLOCK, max_model_len=15_984)
+    longer = {"max_model_len": 16_000}
+    with_tier, without = asked(server, {**longer, "kv_offloading_size": 100.0}, longer).rows
+    assert with_tier.plan.outcome is without.plan.outcome is Outcome.TOO_LONG
+    assert DOES_NOT_HELP in with_tier.notes
+    assert DOES_NOT_HELP not in without.notes
+    # One that runs with a tier has it in its next start as well.
+    on = running(
+        1000, flags={"kv_offloading_size": 100.0}, kv_cache_memory_bytes=1000 * BLOCK, max_model_len=15_984
+    )
+    assert DOES_NOT_HELP in only(asked(on, longer)).notes
+    assert DOES_NOT_HELP not in only(asked(on, {"max_num_seqs": 8})).notes

@@ -4,11 +4,13 @@ import asyncio
 import itertools
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.fleet import EventKind, ReplicaAssessment, ReplicaState, SourceStatus, withhold_stale
+from kvheadroom.capacity.host_tier import HostUse
 from kvheadroom.capacity.readings import (
     EngineSnapshot,
     FailureReason,
@@ -18,6 +20,7 @@ from kvheadroom.capacity.readings import (
     SourceFailure,
     VllmPage,
 )
+from kvheadroom.capacity.warm_findings import WarmFinding
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.sampler import (
     ASK_AGAIN_SECONDS,
@@ -677,3 +680,27 @@ def test_missing_facts_reach_the_board(outside: Outside) -> None:
     replica = outside.tick()
     assert [m.fact for m in replica.engines[0].facts.missing] == ["kv_cache_memory_bytes"]
     assert all(isinstance(m, MissingFact) for m in replica.engines[0].facts.missing)
+
+
+@pytest.mark.parametrize(("flags", "looks"), [({}, 0), ({"kv_offloading_size": 1}, 1)])
+def test_a_host_is_looked_at_only_where_a_tier_lies_in_it(
+    outside: Outside, flags: dict[str, Any], looks: int
+) -> None:
+    asked: list[float] = []
+
+    async def read_host() -> HostUse | None:
+        asked.append(outside.now)
+        return HostUse(shm_total_bytes=4096, engines=1)
+
+    async def resolve(page: VllmPage) -> Resolution:
+        return Resolution({e.engine: facts(flags=flags) for e in page.engines}, outside.sources)
+
+    sources = ReplicaSources(outside.fetch, resolve, outside.unasked, outside.ask_health, read_host)
+    first = outside.board.fleet.replicas[0]
+    outside.sampler = ReplicaSampler(first, (1024,), sources, outside.board)
+    for _ in range(6):
+        [engine] = outside.tick().engines
+    # Six ticks of 5 s are within half a minute.
+    assert len(asked) == looks
+    found = [finding for finding, _ in engine.warmth.findings]
+    assert found == [WarmFinding.TIER_ABOVE_SHM] * looks

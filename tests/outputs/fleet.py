@@ -37,6 +37,7 @@ from kvheadroom.capacity.gpu_assignment import (
 )
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, XidCount
 from kvheadroom.capacity.history import Moment, moment_of
+from kvheadroom.capacity.host_tier import HostUse
 from kvheadroom.capacity.own_start import OwnStart, start_of
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
 from kvheadroom.capacity.release_rules import rules_for
@@ -123,7 +124,7 @@ LEARNED = Reuse(
 
 
 def offloading() -> ReplicaAssessment:
-    """A replica with a tier of 8 MiB in host memory, 256 chunks of 32 KiB, whose evicted blocks are sampled."""
+    """A replica with a tier of 8 MiB in host memory, 256 chunks of 32 KiB, whose evicted blocks are sampled; LMCache is beside it."""
     told = replica("offload", "offload_lab.loaded", max_model_len=1024)
     (engine,) = told.engines
     (before,) = read("offload_lab.after").engines
@@ -147,14 +148,34 @@ def offloading() -> ReplicaAssessment:
         evicted_blocks_total=6.0,
         evicted_block_idle_seconds_total=75.0,
         offload_allocation_failures_total=1.0,
+        lmcache_lookup_tokens_total=11_520.0,
+        lmcache_lookup_hits_total=0.0,
     )
     now = replace(
         engine.snapshot,
         evicted_blocks_total=10.0,
         evicted_block_idle_seconds_total=125.0,
         offload_allocation_failures_total=3.0,
+        lmcache_lookup_tokens_total=46_080.0,
+        lmcache_lookup_hits_total=8_640.0,
+        lmcache_host_bytes=3_000_000_000.0,
+        lmcache_disk_bytes=5_000_000_000.0,
+    )
+    use = HostUse(
+        total_bytes=64 * 2**30,
+        available_bytes=60 * 2**30,
+        shared_bytes=1_000_000_000,
+        shm_total_bytes=4 * 2**20,
+        shm_free_bytes=3 * 2**20,
+        limit_bytes=32 * 2**30,
+        limit_used_bytes=5 * 2**30,
+        processes=3,
+        processes_shared_bytes=17_000_000,
+        processes_anonymous_bytes=3 * 2**30,
+        engines=1,
     )
     reading = Reading(
+        host_use=use,
         facts=facts,
         snapshot=now,
         taken_at=engine.taken_at,

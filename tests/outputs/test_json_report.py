@@ -203,6 +203,7 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert warmth["evicted_block_idle_seconds"] == {"1m": 12.5}
     assert [one["finding"] for one in warmth["findings"]] == [
         "tier_too_small",
+        "tier_above_shm",
         "evicted_by_churn",
         "finds_less_than_before",
     ]
@@ -212,6 +213,13 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
     assert [one["ratio"] for one in reuse["expected"]] == [0.51, 0.625, None]
     assert reuse["last_hour"] == {"found_ratio": 0.4, "expected_ratio": 0.62}
     assert warmth["reuse_unknown"] is None
+    assert warmth["host_need"] == {"low_bytes": 2**23, "high_bytes": 2**23, "in_shared_memory": True}
+    use = warmth["host_use"]
+    assert (use["processes"], use["processes_shared_bytes"], use["shm_total_bytes"]) == (3, 17_000_000, 2**22)
+    assert warmth["lmcache_used"] == {"host_bytes": 3_000_000_000, "disk_bytes": 5_000_000_000}
+    assert gqa["engines"][0]["warmth"]["lmcache_used"] is None
+    assert gqa["engines"][0]["warmth"]["host_need"] is None
+    assert gqa["engines"][0]["warmth"]["host_use"] is None
     basis = {"basis": "prefix_cache_queries", "doubt": None}
     assert offload["engines"][0]["hit_windows"] == [
         {
@@ -223,6 +231,13 @@ def test_the_status_report_has_every_station_of_every_engine() -> None:
                 "hit_tokens": 7_680,
                 "lookup_tokens": 11_520,
                 **basis,
+            },
+            "lmcache": {
+                "ratio": 0.25,
+                "hit_tokens": 8_640,
+                "lookup_tokens": 34_560,
+                "basis": "lmcache:num_lookup_tokens",
+                "doubt": None,
             },
         }
     ]

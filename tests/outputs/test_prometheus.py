@@ -295,6 +295,11 @@ def test_a_forecast_is_told_by_horizon_with_its_interval_and_where_there_is_none
 def test_hit_ratios_are_given_by_window_and_only_where_the_counters_count_no_more_than_that() -> None:
     assert of("prefix_cache_hit_ratio", replica="offload", window="1m") == 0
     assert of("external_prefix_cache_hit_ratio", replica="offload", window="1m") == pytest.approx(2 / 3)
+    # LMCache beside it is asked for whole prompts, and has a figure of its own.
+    assert of("lmcache_hit_ratio", replica="offload", window="1m") == 0.25
+    assert of("tier_used_bytes", replica="offload", cache_tier="host") == 3e9
+    assert of("tier_used_bytes", replica="offload", cache_tier="disk") == 5e9
+    assert of("tier_used_bytes", replica="offload", cache_tier="hbm") is None
     # Windows that are not full yet, and engines of which nothing is remembered.
     assert of("prefix_cache_hit_ratio", replica="offload", window="5m") is None
     assert of("prefix_cache_hit_ratio", replica="gqa") is None

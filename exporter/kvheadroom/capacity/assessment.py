@@ -31,6 +31,7 @@ from kvheadroom.capacity.history import (
     growth_since_start,
     moment_of,
 )
+from kvheadroom.capacity.host_tier import HostUse
 from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.ledger import Ledger, make_ledger, with_calibrated
 from kvheadroom.capacity.observation import Observation, observe
@@ -67,6 +68,7 @@ class Reading:
         past: where each window begins, by its name in WINDOWS; of windows that reach back without a gap or a restart.
         recent: the instants of the last minutes that the newest scrape is compared with.
         five_minutes: every scrape of the last five minutes, at most one a second.
+        host_use: the memory of the server's host, which may be half a minute older; None where it is not seen.
     """
 
     facts: EngineFacts
@@ -75,6 +77,7 @@ class Reading:
     past: Mapping[str, Moment] = field(default_factory=dict)
     recent: Recent = field(default_factory=Recent)
     five_minutes: PastFigures = field(default_factory=PastFigures)
+    host_use: HostUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +188,7 @@ def assess(
             idle_seconds=idle_seconds,
             granularity=granularity,
             reuse=reuse,
+            host_use=reading.host_use,
         ),
         problems=(
             *_contradictions(snapshot, observation),

@@ -33,8 +33,10 @@ COUNTERS = (
     "evicted_blocks_total",
     "evicted_block_idle_seconds_total",
 )
+LMCACHE_COUNTERS = ("lmcache_lookup_tokens_total", "lmcache_lookup_hits_total")
+"""They fall without a restart of the server where somebody has LMCache clear them."""
 GAUGES = ("kv_usage_ratio", "requests_running", "requests_waiting", "requests_waiting_capacity")
-KEPT = (*COUNTERS, *GAUGES)
+KEPT = (*COUNTERS, *LMCACHE_COUNTERS, *GAUGES)
 """Fields of EngineSnapshot that are remembered of earlier pages."""
 
 Figures: TypeAlias = Sequence[float]
@@ -109,7 +111,7 @@ class Growth(NamedTuple):
     after: Figures
 
     def of(self, name: str) -> float | None:
-        """What one of COUNTERS grew by; None where either end is not told, or it fell, which a restart would explain."""
+        """What a counter of KEPT grew by; None where either end is not told, or it fell, which a restart would explain."""
         place = _PLACES[name]
         grown = self.after[place] - self.before[place]
         # What is not a number is not above 0 either.

@@ -1,27 +1,12 @@
 """Why prompts are not found again, where more of them could be."""
 
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 
 from kvheadroom.capacity.history import Growth
 from kvheadroom.capacity.prefix_cache import mean_tokens
 from kvheadroom.capacity.reuse import Reuse
+from kvheadroom.capacity.warm_findings import LONG, WarmFinding
 from kvheadroom.capacity.warmth import Retention, Tier, Tiers, external_hits, local_hits
-
-LONG = "1h"
-
-
-class WarmFinding(StrEnum):
-    """What keeps a tier from doing what its size promises, and prompts from being found. A closed list."""
-
-    TIER_NOT_PAYING = "tier_not_paying"
-    TIER_TOO_SMALL = "tier_too_small"
-    NOTHING_STORED = "nothing_stored"
-    EVICTED_BY_CHURN = "evicted_by_churn"
-    BLOCKS_TOO_BIG = "blocks_too_big"
-    PREFIXES_DIFFER = "prefixes_differ"
-    FINDS_LESS_THAN_BEFORE = "finds_less_than_before"
-
 
 MUCH = 0.1
 """Of all prompt tokens: a difference that is worth a sentence."""

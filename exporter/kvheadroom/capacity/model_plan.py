@@ -18,6 +18,8 @@ from kvheadroom.capacity.calibration import Calibration
 from kvheadroom.capacity.cases import needs_remote_code
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome, PlanRequest, plan_deployment
 from kvheadroom.capacity.facts import Origin
+from kvheadroom.capacity.host_tier import HostUse
+from kvheadroom.capacity.planned_tier import PlannedTier, planned_tier
 from kvheadroom.capacity.rank_weights import RankWeights
 from kvheadroom.capacity.speculation import WITH_MODEL
 
@@ -31,6 +33,7 @@ class PlannedRow:
         simple_plan: the start whose bytes per token the sum takes; another than `plan` where vLLM refuses `plan`.
         bridge: from the sum to vLLM's figures.
         calibrated: `plan` with what was learned; a string says why nothing was, None: nobody asked.
+        tier: in host memory; a string says why it is not known, None: none is asked for.
     """
 
     plan: DeploymentPlan
@@ -38,6 +41,7 @@ class PlannedRow:
     simple_plan: DeploymentPlan
     bridge: tuple[BridgeStep, ...]
     calibrated: CalibratedPlan | str | None = None
+    tier: PlannedTier | str | None = None
 
     def tokens(self, *, by_sum: bool) -> int | None:
         """Pool tokens of one replica."""
@@ -115,13 +119,15 @@ def plan_model(
     *,
     by_sum: bool,
     calibration: Calibration | None = None,
+    host: HostUse | None = None,
 ) -> ModelPlan:
     """All rows of one model, and the other ways to use the GPUs of the largest replica.
 
     Args:
         calibration: what was learned, to be shown beside each row.
+        host: the memory of this machine, for tiers in it.
     """
-    rows = tuple(_row(request, calibration) for request in requests)
+    rows = tuple(_row(request, calibration, host) for request in requests)
     there_is_room = [row for row in rows if row.plan.fleet.replicas > 0]
     widest = max(there_is_room or rows, key=lambda row: row.plan.fleet.gpus_per_replica)
     base = widest.plan
@@ -185,7 +191,7 @@ def _taken_instead(plan: DeploymentPlan) -> str:
     return "nothing else tells the weights"
 
 
-def _row(request: PlanRequest, calibration: Calibration | None) -> PlannedRow:
+def _row(request: PlanRequest, calibration: Calibration | None, host: HostUse | None) -> PlannedRow:
     plan = plan_deployment(request)
     taken = as_the_sum_takes_it(plan)
     simple = simple_sum(taken)
@@ -195,6 +201,7 @@ def _row(request: PlanRequest, calibration: Calibration | None) -> PlannedRow:
         simple_plan=taken,
         bridge=() if isinstance(simple, str) else bridge(plan, simple),
         calibrated=None if calibration is None else calibrate(plan, calibration),
+        tier=planned_tier(plan, host),
     )
 
 

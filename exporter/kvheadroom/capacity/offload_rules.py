@@ -41,6 +41,8 @@ class OffloadRules:
         prompts_only: blocks of answers are stored only once they are part of a prompt, unless `offload_prompt_only` is false.
         rounds_allocations: each tensor of a worker is pinned on its own, and its size rounded up to a power of two.
         in_shared_memory: the tier is one file of `/dev/shm`.
+        sizes_lmcache: with `--kv-offloading-backend lmcache` the size is that of LMCache in the server's own processes; later LMCache is a server
+            of its own, which the size does not reach.
         keeps_hybrid_manager: layers of several kinds keep their groups beside vLLM's own connector.
     """
 
@@ -52,6 +54,7 @@ class OffloadRules:
     prompts_only: bool = False
     rounds_allocations: bool = True
     in_shared_memory: bool = False
+    sizes_lmcache: bool = True
     keeps_hybrid_manager: Hybrids = Hybrids.NEVER
 
 
@@ -59,7 +62,7 @@ _BY_BLOCKS = OffloadRules((0, 11, 0))
 _BY_BYTES = replace(_BY_BLOCKS, since=(0, 14, 0), takes_bytes=True)
 _OF_THE_SIZE = replace(_BY_BYTES, since=(0, 21, 0), keeps_hybrid_manager=Hybrids.BY_SIZE)
 _HYBRIDS = replace(_OF_THE_SIZE, since=(0, 22, 0), keeps_hybrid_manager=Hybrids.ALWAYS)
-_PROMPTS = replace(_HYBRIDS, since=(0, 23, 0), prompts_only=True)
+_PROMPTS = replace(_HYBRIDS, since=(0, 23, 0), prompts_only=True, sizes_lmcache=False)
 _SHARED = replace(
     _PROMPTS,
     since=(0, 27, 0),

@@ -39,6 +39,7 @@ class OffloadTier:
         group_chunks: (tokens of a chunk, most chunks of a request or None) of each group that is stored.
         stores_answers: as they are generated; else only once they are part of a prompt.
         is_alone: what a connector supplies comes from here; else there are other connectors, or tiers behind this one.
+        in_shared_memory: it is a file of `/dev/shm`, of exactly its size; else each worker pins its own part.
         notes: what is assumed or to be known, each one sentence.
     """
 
@@ -53,6 +54,7 @@ class OffloadTier:
     group_chunks: tuple[tuple[int, int | None], ...]
     stores_answers: bool = False
     is_alone: bool = True
+    in_shared_memory: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -115,6 +117,7 @@ def _tier(facts: EngineFacts, layout: KvLayout, given: int, extra: Mapping[str, 
         (size * per_chunk, _most_chunks(group, size * per_chunk))
         for group, size in zip(groups, tokens, strict=True)
     )
+    in_shared_memory = rules.in_shared_memory or extra.get("spec_name") == _TIERED_SPEC
     length = None if facts.max_model_len is None else facts.max_model_len.value
     return OffloadTier(
         given_bytes=given,
@@ -134,7 +137,8 @@ def _tier(facts: EngineFacts, layout: KvLayout, given: int, extra: Mapping[str, 
         group_chunks=group_chunks,
         stores_answers=not rules.prompts_only or not extra.get("offload_prompt_only", True),
         is_alone=_is_alone(facts, extra),
-        notes=tuple(_notes(facts, is_alike=is_alike, chunks=chunks)),
+        in_shared_memory=in_shared_memory,
+        notes=tuple(_notes(is_alike=is_alike, chunks=chunks, in_shared_memory=in_shared_memory)),
     )
 
 
@@ -245,8 +249,7 @@ def _chunks(groups: tuple[tuple[int, int | None], ...], tokens: int) -> int:
     )
 
 
-def _notes(facts: EngineFacts, *, is_alike: bool, chunks: int) -> Iterator[str]:
-    rules = facts.rules.offload
+def _notes(*, is_alike: bool, chunks: int, in_shared_memory: bool) -> Iterator[str]:
     if chunks == 0:
         yield "not one chunk fits, so every store fails"
     if is_alike:
@@ -254,10 +257,5 @@ def _notes(facts: EngineFacts, *, is_alike: bool, chunks: int) -> Iterator[str]:
             "every rank holds the same, and it is stored once: that is so with worker processes on one node (the default), not with Ray or "
             "several nodes"
         )
-    if rules.rounds_allocations:
-        yield (
-            "this vLLM pins each tensor on its own and rounds it up to a power of two: the host may need up to twice the size (from 0.27 "
-            "it does not)"
-        )
-    if rules.in_shared_memory:
+    if in_shared_memory:
         yield "the tier lies in /dev/shm, which must have room for it"

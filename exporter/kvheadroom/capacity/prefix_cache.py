@@ -14,7 +14,7 @@ from kvheadroom.capacity.history import Growth, growth_since_start, moment_of
 from kvheadroom.capacity.readings import EngineSnapshot, PageProblem, ProblemReason, VllmPage
 from kvheadroom.capacity.release_rules import ReleaseRules, rules_for
 
-LOOKUPS, BY_SOURCE = "prefix_cache_queries", "prompt_tokens_by_source"
+LOOKUPS, BY_SOURCE, LMCACHE = "prefix_cache_queries", "prompt_tokens_by_source", "lmcache:num_lookup_tokens"
 """Which counters a hit rate is made of."""
 
 FINDINGS_WINDOW = "5m"
@@ -31,7 +31,7 @@ class Hits:
     Attributes:
         lookup_tokens: above 0.
         hit_tokens: at most lookup_tokens.
-        basis: LOOKUPS or BY_SOURCE.
+        basis: LOOKUPS, BY_SOURCE or LMCACHE.
         doubt: why this is not the share of prompts that was found, one sentence; empty where it is.
     """
 
@@ -55,12 +55,14 @@ class HitWindow:
         seconds: how long it is: to the scrape that is nearest to its beginning.
         local: of this engine's prefix cache; None where nothing was looked up, or the counters are not told.
         external: of the KV connector, asked for what the engine's own cache had not.
+        lmcache: of LMCache by its own counters, asked for whole prompts, so that what the engine's own cache had is among what it finds.
     """
 
     window: str
     seconds: float
     local: Hits | None
     external: Hits | None
+    lmcache: Hits | None = None
 
 
 def hit_windows(
@@ -69,9 +71,12 @@ def hit_windows(
     """The windows in which something was looked up, in the order of `growths`."""
     windows = []
     for name, grown in growths.items():
-        local, external = local_hits(now, rules, grown), _external(now, grown)
-        if grown.seconds is not None and (local is not None or external is not None):
-            windows.append(HitWindow(window=name, seconds=grown.seconds, local=local, external=external))
+        found = local_hits(now, rules, grown), _external(now, grown), _lmcache(grown)
+        if grown.seconds is not None and any(one is not None for one in found):
+            local, external, lmcache = found
+            windows.append(
+                HitWindow(window=name, seconds=grown.seconds, local=local, external=external, lmcache=lmcache)
+            )
     return tuple(windows)
 
 
@@ -152,6 +157,10 @@ def _external(now: EngineSnapshot, grown: Growth) -> Hits | None:
     if _external_is_not_wired(now):
         return _hits(grown, lookups, "prompt_tokens_external_kv_transfer_total", BY_SOURCE)
     return _hits(grown, lookups, "external_prefix_cache_hits_total", LOOKUPS)
+
+
+def _lmcache(grown: Growth) -> Hits | None:
+    return _hits(grown, "lmcache_lookup_tokens_total", "lmcache_lookup_hits_total", LMCACHE)
 
 
 def _hits(grown: Growth, lookups: str, hits: str, basis: str, doubt: str = "") -> Hits | None:

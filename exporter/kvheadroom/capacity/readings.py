@@ -151,6 +151,8 @@ class EngineSnapshot:
         evicted_*_total: sampled blocks that were taken for another content, and how long nobody had asked for theirs
             (`--kv-cache-metrics`).
         told_tier: a tier in host memory.
+        lmcache_*: what LMCache tells of itself, added up over its workers; of a page with one engine. Look-ups are of whole prompts, in tokens, and
+            counted by every worker. host_bytes and disk_bytes are in use.
         finished_*_total: requests that finished, and their tokens; those whose client went away are not among them. All
             of one instant, which may be a minute before the rest.
     """
@@ -191,6 +193,10 @@ class EngineSnapshot:
     prefill_computed_tokens_total: float | None = None
     evicted_blocks_total: float | None = None
     evicted_block_idle_seconds_total: float | None = None
+    lmcache_lookup_tokens_total: float | None = None
+    lmcache_lookup_hits_total: float | None = None
+    lmcache_host_bytes: float | None = None
+    lmcache_disk_bytes: float | None = None
     sleeping: bool | None = None
     told_tier: ToldTier | None = None
     echoed: EchoedFlags = EchoedFlags()

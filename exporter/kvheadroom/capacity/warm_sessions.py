@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.history import Growth
-from kvheadroom.capacity.hit_reasons import LONG, WarmFinding, hit_reasons
-from kvheadroom.capacity.offload_tier import GIB, OffloadTier
+from kvheadroom.capacity.hit_reasons import hit_reasons
+from kvheadroom.capacity.host_tier import HostNeed, HostUse, host_findings, host_need
+from kvheadroom.capacity.lmcache_tier import lmcache_bytes
+from kvheadroom.capacity.offload_tier import OffloadTier
 from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.sessions import SessionCapacity
+from kvheadroom.capacity.warm_findings import LONG, WarmFinding, tier_findings
 from kvheadroom.capacity.warmth import (
     Answer,
     HbmContent,
@@ -75,6 +78,8 @@ class Warmth:
 
     Attributes:
         host: the tier in host memory as it is planned; a string says why it is not known; None where no flag asks for one.
+        host_need: what that tier takes of its host's memory; None where it is not planned.
+        host_use: the memory of its host; None where that is no machine whose processes are seen here.
         answers: by the longest window there is.
         measured_idle_seconds: by window, what evicted blocks say.
         findings: each with one sentence.
@@ -83,6 +88,8 @@ class Warmth:
 
     tiers: Tiers
     host: OffloadTier | str | None
+    host_need: HostNeed | None
+    host_use: HostUse | None
     capacities: tuple[TierCapacity, ...]
     content: HbmContent | None
     retentions: tuple[Retention, ...]
@@ -104,6 +111,7 @@ def assess_warmth(
     idle_seconds: tuple[float, ...],
     granularity: int | None,
     reuse: Reuse | str | None,
+    host_use: HostUse | None = None,
 ) -> Warmth:
     """Everything about how long sessions stay warm.
 
@@ -112,15 +120,22 @@ def assess_warmth(
         idle_seconds: to answer for, each once.
         granularity: tokens that a prefix hit is a multiple of; None where that is not known.
         reuse: what was learned of the past.
+        host_use: the memory of the server's host, where it is seen.
     """
+    host = tiers.host
+    need = None
+    if host is not None and tiers.layout is not None:
+        need = host_need(facts, tiers.layout, host)
     lengths = tuple(row.session_tokens for row in sessions)
-    capacities = tuple(_capacities(tiers, sessions))
+    capacities = tuple(_capacities(tiers, sessions, lmcache_bytes(facts)))
     kept = retentions(tiers, growths)
     measured = tuple(rates(window, grown) for window, grown in growths.items())
     idle = ((window, measured_idle_seconds(grown)) for window, grown in growths.items())
     return Warmth(
         tiers=tiers,
         host=tiers.planned,
+        host_need=need,
+        host_use=None if need is None else host_use,
         capacities=capacities,
         content=hbm_content(tiers),
         retentions=kept,
@@ -130,14 +145,16 @@ def assess_warmth(
         measured_idle_seconds=tuple((window, value) for window, value in idle if value is not None),
         saved=tuple(_saved(tiers)),
         findings=(
-            *_findings(tiers, growths),
+            *_findings(facts, tiers, growths, need, host_use),
             *hit_reasons(tiers, kept, granularity, growths.get(LONG), reuse),
         ),
         reuse=reuse,
     )
 
 
-def _capacities(tiers: Tiers, sessions: tuple[SessionCapacity, ...]) -> Iterable[TierCapacity]:
+def _capacities(
+    tiers: Tiers, sessions: tuple[SessionCapacity, ...], lmcache: int | None
+) -> Iterable[TierCapacity]:
     observation, told, host = tiers.observation, tiers.snapshot.told_tier, tiers.host
     if observation.pool_tokens is not None or observation.pool_bytes is not None:
         yield TierCapacity(
@@ -165,6 +182,8 @@ def _capacities(tiers: Tiers, sessions: tuple[SessionCapacity, ...]) -> Iterable
             sessions=_sessions(host, host.num_chunks, sessions),
             is_told=False,
         )
+    elif lmcache is not None:
+        yield TierCapacity(tier=Tier.HOST, bytes=lmcache, tokens=None, sessions=(), is_told=False)
 
 
 def _sessions(
@@ -212,41 +231,16 @@ def _saved(tiers: Tiers) -> Iterable[Saved]:
             yield Saved(tier=tier, tokens=tokens, prefill_seconds=None if speed is None else tokens / speed)
 
 
-def _findings(tiers: Tiers, growths: Mapping[str, Growth]) -> Iterable[tuple[WarmFinding, str]]:
-    """What a tier in host memory does otherwise than its size promises."""
-    host, told = tiers.host, tiers.snapshot.told_tier
-    if host is None and told is None:
-        return
-    if (told.num_chunks if told is not None else host and host.num_chunks) == 0:
-        yield WarmFinding.TIER_TOO_SMALL, "not one chunk fits in the tier in host memory; make it larger"
-    failed = ((window, grown.of("offload_allocation_failures_total")) for window, grown in growths.items())
-    for window, failures in failed:
-        if failures:
-            why = (
-                f"{failures:,.0f} stores found no room in the last {window}: more was moved at once than the tier in host memory has chunks "
-                "that no transfer holds; make it larger"
-            )
-            yield WarmFinding.TIER_TOO_SMALL, why
-            break
-    hour = growths.get(LONG)
-    if hour is None:
-        return
-    stored, loaded = hour.of("offload_store_bytes_total"), hour.of("offload_load_bytes_total")
-    # The counter may be absent until the first load.
-    if stored and (loaded == 0 or not tiers.snapshot.offload_load_bytes_total):
-        why = (
-            f"{stored / GIB:,.2f} GiB were stored in the tier in host memory in the last hour, and nothing was loaded from it: prompts are "
-            "found in the pool already, or come back after they were evicted"
-        )
-        yield WarmFinding.TIER_NOT_PAYING, why
-    prompts = hour.of("prompt_tokens_total")
-    if stored == 0 and prompts and host is not None and prompts > _MANY_CHUNKS * host.group_chunks[0][0]:
-        why = (
-            f"{prompts:,.0f} prompt tokens came in the last hour, and nothing was stored in the tier in host memory; only whole chunks of "
-            f"{host.group_chunks[0][0]:,} tokens are"
-        )
-        yield WarmFinding.NOTHING_STORED, why
-
-
-_MANY_CHUNKS = 1000
-"""So many chunks' tokens must have come before it is odd that none was stored."""
+def _findings(
+    facts: EngineFacts,
+    tiers: Tiers,
+    growths: Mapping[str, Growth],
+    need: HostNeed | None,
+    use: HostUse | None,
+) -> Iterable[tuple[WarmFinding, str]]:
+    longest = None if facts.max_model_len is None else facts.max_model_len.value
+    yield from tier_findings(tiers, growths, longest)
+    if need is not None and tiers.host is not None:
+        # Where nobody tells how many engines this host has, of one at least it is sure.
+        engines = 1 if use is None or use.engines is None else use.engines
+        yield from host_findings(need, tiers.host, use, engines=engines, runs=True)

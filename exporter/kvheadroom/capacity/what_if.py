@@ -18,6 +18,7 @@ from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.overhead import estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate
 from kvheadroom.capacity.own_start import without_replica
+from kvheadroom.capacity.planned_tier import why_no_help
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.running_server import Change, RunningServer, start_with
 from kvheadroom.capacity.sessions import count_sessions
@@ -208,6 +209,7 @@ def _notes(change: Change, plan: DeploymentPlan, now: DeploymentPlan) -> Iterato
         )
     if change.version is not None:
         yield facts.rules.assumed_because or f"by the rules of vLLM {change.version}"
+    yield from filter(None, (why_no_help(plan),))
     yield from _grown(facts, now.facts)
     seqs = facts.max_num_seqs
     most = max((fit.whole_sessions for fit in plan.fits), default=0)

@@ -24,6 +24,7 @@ from kvheadroom.capacity.events import (
 )
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.fleet import Event, EventKind, ReplicaAssessment, ReplicaState, SourceStatus
+from kvheadroom.capacity.host_tier import HostUse
 from kvheadroom.capacity.prediction import predict
 from kvheadroom.capacity.readings import (
     FailureReason,
@@ -36,6 +37,7 @@ from kvheadroom.capacity.readings import (
 )
 from kvheadroom.monitor.board import Board
 from kvheadroom.monitor.history import EngineHistory
+from kvheadroom.monitor.host_looks import HostLooks, ReadHost
 from kvheadroom.monitor.replica_calibration import ReplicaCalibration
 from kvheadroom.monitor.reuse_learner import ReuseLearner
 
@@ -78,12 +80,14 @@ class ReplicaSources:
         resolve_facts: ask for everything that does not change until a restart.
         facts_unasked: what is known of it without asking anybody.
         ask_health: whether `/health` answers 200, None where it cannot be asked; only when something looks wrong.
+        read_host: the memory of its host, of a server of this machine; None for every other.
     """
 
     fetch_page: FetchPage
     resolve_facts: ResolveFacts
     facts_unasked: Callable[[VllmPage], Resolution]
     ask_health: AskHealth
+    read_host: ReadHost | None = None
 
 
 class ReplicaSampler:
@@ -119,6 +123,7 @@ class ReplicaSampler:
         self._memory = memory or ServerMemory()
         self._calibration = calibration
         self._new_learner = new_learner
+        self._host_looks = None if sources.read_host is None else HostLooks(sources.read_host)
         self._histories: dict[str, EngineHistory] = {}
         self._learners: dict[str, ReuseLearner] = {}
         self._known: dict[Identity, _Known] = {}
@@ -151,7 +156,8 @@ class ReplicaSampler:
         if wait_for_facts is None:
             wait_for_facts = min(WAIT_FOR_FACTS_SECONDS, self._last.interval_seconds / 2)
         resolution = await self._facts(page, now, wait_for_facts)
-        engines = self._assess(page, resolution, scrape, now)
+        host_use = await self._host_use(page, resolution, now, wait_for_facts)
+        engines = self._assess(page, resolution, scrape, now, host_use)
         state = await self._state(page)
         self._memory, happened = remember(self._memory, page.process_start_time_seconds, engines, now)
         problems = (*page.problems, *(problem for engine in engines for problem in engine.problems))
@@ -253,6 +259,8 @@ class ReplicaSampler:
         finally:
             if self._asking is not None:
                 self._asking.answer.cancel()
+            if self._host_looks is not None:
+                self._host_looks.close()
 
     async def _facts(self, page: VllmPage, now: float, wait_seconds: float) -> Resolution:
         """The facts of the server that gave this page; those known without asking while it is being asked.
@@ -309,8 +317,23 @@ class ReplicaSampler:
         while len(self._known) > MAX_SERVERS:
             del self._known[next(iter(self._known))]
 
+    async def _host_use(
+        self, page: VllmPage, resolution: Resolution, now: float, wait_seconds: float
+    ) -> HostUse | None:
+        """The memory of its host, where a tier of an engine lies in it."""
+        if self._host_looks is None or not any(
+            resolution.facts[engine.engine].flags.connector for engine in page.engines
+        ):
+            return None
+        return await self._host_looks.latest(now, wait_seconds=wait_seconds)
+
     def _assess(
-        self, page: VllmPage, resolution: Resolution, scrape: Scrape, now: float
+        self,
+        page: VllmPage,
+        resolution: Resolution,
+        scrape: Scrape,
+        now: float,
+        host_use: HostUse | None,
     ) -> tuple[Assessment, ...]:
         before = {engine.snapshot.engine: engine for engine in self._last.engines}
         # An engine that left the page takes what is remembered of it along.
@@ -337,6 +360,7 @@ class ReplicaSampler:
                 past=history.window_starts(),
                 recent=history.recent(),
                 five_minutes=history.five_minutes(),
+                host_use=host_use,
             )
             # Of the same facts the same prediction is made, and an hour of ticks has the same facts.
             same = last is not None and last.facts is facts

@@ -6,7 +6,10 @@ from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.discovery import DiscoveryStatus
 from kvheadroom.capacity.fleet import CalibrationFile, FleetAssessment, GpuAssessment, ReplicaAssessment
 from kvheadroom.capacity.gpu_assignment import Assignment, GpuAssignments
+from kvheadroom.capacity.planned_tier import DOES_NOT_HELP
+from kvheadroom.capacity.prediction import PredictedPool
 from kvheadroom.capacity.remote_gpus import RemoteGpus
+from kvheadroom.capacity.warm_sessions import Warmth
 from kvheadroom.outputs.numbers import count, seconds, signed, size
 
 
@@ -130,8 +133,18 @@ def _engine(engine: Assessment) -> Iterator[str]:
     for fact in engine.facts.missing:
         yield _row("  missing", f"{fact.fact}: {fact.why}")
         yield _row("", f"  way out: {fact.way_out}")
+    if prediction.pool is not None and prediction.pool.boots is False:
+        yield _row("  start", _does_not_start(prediction.pool, engine.warmth))
     for reason in prediction.cannot_predict:
         yield _row("  cannot", f"predict: {reason}")
+    for finding, why in engine.warmth.findings:
+        yield _row("  tier", f"{finding}: {why}")
+
+
+def _does_not_start(pool: PredictedPool, warmth: Warmth) -> str:
+    longest = f"; the longest that starts is {count(pool.longest_bootable)}" if pool.longest_bootable else ""
+    tier = "" if warmth.host is None else f"; {DOES_NOT_HELP}"
+    return f"with the predicted pool vLLM does NOT start at max_model_len {count(pool.max_model_len)}{longest}{tier}"
 
 
 def _how_known(one: Assignment) -> str:

@@ -397,10 +397,11 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
                 "seconds": window.seconds,
                 "prefix_cache": _hits(window.local),
                 "external_prefix_cache": _hits(window.external),
+                "lmcache": _hits(window.lmcache),
             }
             for window in engine.hit_windows
         ],
-        "warmth": _warmth(engine.warmth),
+        "warmth": _warmth(engine.warmth, engine.snapshot),
         "snapshot": _snapshot(engine.snapshot),
         "facts": _facts(engine.facts),
         "missing_facts": [
@@ -410,8 +411,8 @@ def _engine(engine: Assessment, hbm: HbmTotals | None, now: float) -> dict[str, 
     }
 
 
-def _warmth(warmth: Warmth) -> dict[str, Any]:
-    host, content = warmth.host, warmth.content
+def _warmth(warmth: Warmth, engine: EngineSnapshot) -> dict[str, Any]:
+    host, content, need, use = warmth.host, warmth.content, warmth.host_need, warmth.host_use
     return {
         "host_tier": None
         if not isinstance(host, OffloadTier)
@@ -426,6 +427,26 @@ def _warmth(warmth: Warmth) -> dict[str, Any]:
             "notes": list(host.notes),
         },
         "host_tier_unknown": host if isinstance(host, str) else None,
+        "host_need": need
+        and {
+            "low_bytes": need.low_bytes,
+            "high_bytes": need.high_bytes,
+            "in_shared_memory": need.in_shared_memory,
+        },
+        "host_use": use
+        and {
+            "total_bytes": use.total_bytes,
+            "available_bytes": use.available_bytes,
+            "shared_bytes": use.shared_bytes,
+            "shm_total_bytes": use.shm_total_bytes,
+            "shm_free_bytes": use.shm_free_bytes,
+            "limit_bytes": use.limit_bytes,
+            "limit_used_bytes": use.limit_used_bytes,
+            "processes": use.processes,
+            "processes_shared_bytes": use.processes_shared_bytes,
+            "processes_anonymous_bytes": use.processes_anonymous_bytes,
+            "engines": use.engines,
+        },
         "capacities": [
             {
                 "tier": str(one.tier),
@@ -436,6 +457,9 @@ def _warmth(warmth: Warmth) -> dict[str, Any]:
             }
             for one in warmth.capacities
         ],
+        "lmcache_used": None
+        if engine.lmcache_host_bytes is None and engine.lmcache_disk_bytes is None
+        else {"host_bytes": engine.lmcache_host_bytes, "disk_bytes": engine.lmcache_disk_bytes},
         "hbm_blocks": content
         and {
             "referenced": content.referenced_blocks,

@@ -289,6 +289,27 @@ TIER_SESSIONS = Metric(
     (*_TIER_LABELS, "session_tokens"),
     "Sessions of session_tokens tokens that a tier holds at once.",
 )
+TIER_USED = Metric(
+    "tier_used_bytes",
+    "gauge",
+    _TIER_LABELS,
+    "Bytes of a tier that are in use: of LMCache's in host memory (lmcache:local_cache_usage) and on disk (lmcache:local_storage_usage), all "
+    "workers together. vLLM tells it of no tier of its own. Only of servers with one engine, on whose page LMCache's series are.",
+)
+PREDICTED_TIER_HOST = Metric(
+    "predicted_tier_host_bytes",
+    "gauge",
+    ENGINE_LABELS,
+    "Host memory that the tier of one engine takes, all its workers together: from vLLM 0.27 its own size, before with each pinned tensor rounded "
+    "up to a power of two. Absent where it is not known how vLLM cuts the tier; the status page then says between which two it lies.",
+)
+OBSERVED_HOST_SHARED = Metric(
+    "observed_host_shared_bytes",
+    "gauge",
+    ("replica",),
+    "Shared memory that the processes of a server with a tier in host memory have, added up (RssShmem: pinned memory, and files of /dev/shm, which "
+    "count for each process that maps them). Only of servers that kvheadroom finds in the process table of its machine.",
+)
 HBM_BLOCKS = Metric(
     "hbm_blocks",
     "gauge",
@@ -361,8 +382,9 @@ WARM_FINDING = Metric(
     "gauge",
     (*ENGINE_LABELS, "finding"),
     "1 for what keeps the offload tier from doing what its size promises: tier_too_small (stores found no room), tier_not_paying (stores, but "
-    "no loads in an hour), nothing_stored; and prompts from being found: evicted_by_churn, blocks_too_big, prefixes_differ, "
-    "finds_less_than_before. The status page has the sentence.",
+    "no loads in an hour), nothing_stored, host_memory_above_tier (it takes more of the host's memory than was asked for), tier_above_shm (more "
+    "than /dev/shm has), tier_above_host_memory (more than the machine or the memory limit has). And what keeps prompts "
+    "from being found: evicted_by_churn, blocks_too_big, prefixes_differ, finds_less_than_before. The status page has the sentence.",
 )
 _SIZE_LABELS = (*ENGINE_LABELS, "tier_bytes")
 EXPECTED_HITS = Metric(
@@ -580,6 +602,13 @@ EXTERNAL_PREFIX_CACHE_HIT_RATIO = Metric(
     "Prompt tokens that a KV connector supplied / prompt tokens that it was asked for, which the engine's own cache had "
     "not, 0-1, over the same windows.",
 )
+LMCACHE_HIT_RATIO = Metric(
+    "lmcache_hit_ratio",
+    "gauge",
+    _WINDOW_LABELS,
+    "Prompt tokens that LMCache found / prompt tokens that it was asked for (lmcache:num_lookup_hits and _tokens), 0-1, over the same windows: of "
+    "whole prompts, what the engine's own cache had included. Where LMCache's series are on vLLM's page and the server has one engine.",
+)
 OBSERVED_POOL_BASIS = Metric(
     "observed_pool_basis",
     "gauge",
@@ -791,6 +820,7 @@ CATALOGUE: tuple[Metric, ...] = (
     *OBSERVED,
     PREFIX_CACHE_HIT_RATIO,
     EXTERNAL_PREFIX_CACHE_HIT_RATIO,
+    LMCACHE_HIT_RATIO,
     OBSERVED_POOL_BASIS,
     OBSERVED_SESSIONS,
     SESSIONS_IN_USE,
@@ -803,6 +833,9 @@ CATALOGUE: tuple[Metric, ...] = (
     TIER_BYTES,
     TIER_TOKENS,
     TIER_SESSIONS,
+    TIER_USED,
+    PREDICTED_TIER_HOST,
+    OBSERVED_HOST_SHARED,
     HBM_BLOCKS,
     RETENTION_LOW,
     RETENTION_HIGH,

@@ -10,6 +10,7 @@ from kvheadroom.capacity.calibrated_plan import CalibratedPlan
 from kvheadroom.capacity.deployment import DeploymentPlan
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
 from kvheadroom.capacity.plan_figures import figures, sum_figures
+from kvheadroom.capacity.planned_tier import PlannedTier
 from kvheadroom.outputs.json_report import to_json
 from kvheadroom.outputs.plan_words import with_options
 
@@ -71,10 +72,31 @@ def _row(row: PlannedRow) -> dict[str, Any]:
         **plan_fields(row.plan),
         "article": _simple(row),
         "calibrated": None if row.calibrated is None else calibrated_json(row.calibrated),
+        "host_tier": tier_json(row.tier),
         "bridge": [asdict(step) for step in row.bridge],
         "figures": [asdict(figure) for figure in figures(row.plan)],
         "assumed": dict(row.plan.facts.assumed()),
         "missing": [asdict(fact) for fact in row.plan.facts.missing],
+    }
+
+
+def tier_json(tier: PlannedTier | str | None) -> dict[str, Any] | None:
+    """A tier in host memory; `reason` says why it is not known."""
+    if not isinstance(tier, PlannedTier):
+        return None if tier is None else {"reason": tier}
+    return {
+        "reason": None,
+        "given_bytes": tier.tier.given_bytes,
+        "bytes": tier.tier.bytes,
+        "num_chunks": tier.tier.num_chunks,
+        "chunk_bytes": tier.tier.chunk_bytes,
+        "tokens": tier.tier.tokens,
+        "sessions": [{"session_tokens": tokens, "sessions": fit} for tokens, fit in tier.sessions],
+        "host_low_bytes": tier.need.low_bytes,
+        "host_high_bytes": tier.need.high_bytes,
+        "in_shared_memory": tier.need.in_shared_memory,
+        "notes": list(tier.tier.notes),
+        "findings": [{"finding": str(finding), "detail": why} for finding, why in tier.findings],
     }
 
 

@@ -7,6 +7,7 @@ from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
 from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
 from kvheadroom.capacity.plan_figures import Figure, figures, sum_figures
+from kvheadroom.capacity.planned_tier import why_no_help
 from kvheadroom.outputs.numbers import count, signed
 from kvheadroom.outputs.plan_calibrated import calibrated_table, verdict_as_learned
 from kvheadroom.outputs.plan_tables import (
@@ -22,6 +23,7 @@ from kvheadroom.outputs.plan_tables import (
     vllm_table,
     wrapped,
 )
+from kvheadroom.outputs.plan_tiers import tier_lines
 
 # Where the command line says what a config says elsewhere.
 _OPTIONS = {
@@ -60,6 +62,7 @@ def plan_report(models: Sequence[ModelPlan], *, by_sum: bool, explain: bool) -> 
             yield from table(model)
         yield from calibrated_table(model)
         yield from lengths_table(model)
+        yield from tier_lines(model)
         yield from bridges(model)
         yield from others(model)
         if explain:
@@ -100,7 +103,12 @@ def _answer(row: PlannedRow) -> str:
         return f"{held}; vLLM starts at max_model_len {count(length)}."
     longest = plan.pool.longest_bootable
     way = f"; the longest that starts is {longest:,} (--max-model-len {longest})" if longest else ""
-    return f"{held}; vLLM does NOT start at max_model_len {count(length)}{way}."
+    return f"{held}; vLLM does NOT start at max_model_len {count(length)}{way}{_no_help(plan)}."
+
+
+def _no_help(plan: DeploymentPlan) -> str:
+    why = why_no_help(plan)
+    return f"; {why}" if why else ""
 
 
 def _answer_by_sum(row: PlannedRow) -> str:
@@ -142,7 +150,7 @@ def _why_not(plan: DeploymentPlan) -> str:
     if plan.outcome is Outcome.REFUSED:
         return f"vLLM refuses: {plan.reason}."
     if plan.outcome is Outcome.NO_ROOM:
-        return f"does not fit: {plan.reason}."
+        return f"does not fit: {plan.reason}{_no_help(plan)}."
     missing = () if plan.facts.obstacles else plan.facts.missing
     ways = "".join(f"; give {way}" for way in map(_way_out, missing) if way)
     return f"cannot be told: {plan.reason}{ways}."

@@ -352,6 +352,27 @@ def _tier_sessions(engine: Assessment) -> Iterator[Sample]:
             yield (one.tier, str(tokens)), fit
 
 
+def _tier_used(engine: Assessment) -> Iterator[Sample]:
+    for tier in ("host", "disk"):
+        value = getattr(engine.snapshot, f"lmcache_{tier}_bytes")
+        if value is not None:
+            yield (tier,), value
+
+
+def _tier_host(engine: Assessment) -> Iterator[Sample]:
+    need = engine.warmth.host_need
+    if need is not None and need.bytes is not None:
+        yield (), need.bytes
+
+
+def _host_shared(replica: ReplicaAssessment) -> Iterator[Sample]:
+    # All its engines are of the same processes.
+    uses = (engine.warmth.host_use for engine in replica.engines)
+    use = next((use for use in uses if use is not None), None)
+    if use is not None and use.processes_shared_bytes is not None:
+        yield (replica.replica,), use.processes_shared_bytes
+
+
 def _hbm_blocks(engine: Assessment) -> Iterator[Sample]:
     content = engine.warmth.content
     for name in () if content is None else ("referenced", "cached", "blank"):
@@ -456,6 +477,7 @@ _REPLICA_SAMPLES: dict[m.Metric, Callable[[ReplicaAssessment], Iterator[Sample]]
     m.PAGE_PROBLEMS: _problems,
     m.CALIBRATION_EXCLUDED: _excluded_starts,
     m.LOST_METRIC: _lost_metrics,
+    m.OBSERVED_HOST_SHARED: _host_shared,
     m.SCRAPE_DURATION: _duration,
     m.REPLICA_STATE: _state,
     m.REPLICA_RESTARTS: _restarts,
@@ -497,6 +519,8 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.TIER_BYTES: _capacities("bytes"),
     m.TIER_TOKENS: _capacities("tokens"),
     m.TIER_SESSIONS: _tier_sessions,
+    m.TIER_USED: _tier_used,
+    m.PREDICTED_TIER_HOST: _tier_host,
     m.HBM_BLOCKS: _hbm_blocks,
     m.RETENTION_LOW: _retentions("low_seconds"),
     m.RETENTION_HIGH: _retentions("high_seconds"),
@@ -520,6 +544,7 @@ _ENGINE_SAMPLES: dict[m.Metric, Callable[[Assessment], Iterator[Sample]]] = {
     m.FORECAST_UNAVAILABLE: _no_forecast,
     m.PREFIX_CACHE_HIT_RATIO: _hit_ratios("local"),
     m.EXTERNAL_PREFIX_CACHE_HIT_RATIO: _hit_ratios("external"),
+    m.LMCACHE_HIT_RATIO: _hit_ratios("lmcache"),
     m.OBSERVED_POOL_BASIS: _pool_basis,
     m.MISSING_FACT: _missing,
     m.ASSUMED_FACT: _assumed,

@@ -21,6 +21,7 @@ from kvheadroom.capacity.readings import (
     SourceFailure,
     VllmPage,
 )
+from kvheadroom.sources.lmcache_metrics import with_lmcache
 from kvheadroom.sources.metric_names import (
     BY_FLAG,
     INFO_METRIC,
@@ -82,6 +83,9 @@ def parse_page(body: bytes, earlier: SeldomLines | None = None) -> VllmPage | So
     problems: list[PageProblem] = []
     layout, values = _read(lines, problems)
     engines = tuple(_snapshot(engine, layout, values, problems) for engine in layout.engines)
+    # Only servers with several processes show others' metrics, and those tell no start of theirs.
+    if len(engines) == 1 and process_start is None:
+        engines = (with_lmcache(engines[0], body, problems),)
     if not engines:
         problems.append(
             PageProblem(
