@@ -24,6 +24,7 @@ from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.forecast import Forecast, forecast
 from kvheadroom.capacity.history import (
     Growth,
+    LastHour,
     Moment,
     PastFigures,
     Recent,
@@ -66,6 +67,8 @@ class Reading:
         past: where each window begins, by its name in WINDOWS; of windows that reach back without a gap or a restart.
         recent: the instants of the last minutes that the newest scrape is compared with.
         five_minutes: every scrape of the last five minutes, at most one a second.
+        last_hour: one scrape a minute of the last hour.
+        facts_at: unix seconds at which all but what the engine repeats on its page was last asked for; None where that is not known.
     """
 
     facts: EngineFacts
@@ -74,6 +77,8 @@ class Reading:
     past: Mapping[str, Moment] = field(default_factory=dict)
     recent: Recent = field(default_factory=Recent)
     five_minutes: PastFigures = field(default_factory=PastFigures)
+    last_hour: LastHour = field(default_factory=LastHour)
+    facts_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,7 @@ class Assessment:
     Attributes:
         calibrated: what starts of the same kind make of it, its own left out; None where there is none.
         own_start: what it tells itself for the next one; None where nobody watches starts.
+        last_hour, facts_at: of the reading.
         problems: what the engine says of itself that cannot all be true, or means something else than it seems to.
     """
 
@@ -103,6 +109,8 @@ class Assessment:
     states: tuple[StateFound, ...]
     warmth: Warmth
     problems: tuple[PageProblem, ...]
+    last_hour: LastHour = field(default_factory=LastHour)
+    facts_at: float | None = None
 
 
 def assess(
@@ -186,6 +194,8 @@ def assess(
             *_contradictions(snapshot, observation),
             *findings(snapshot, facts.rules, granularity, lately),
         ),
+        last_hour=reading.last_hour,
+        facts_at=reading.facts_at,
     )
 
 
