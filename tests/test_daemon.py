@@ -70,7 +70,7 @@ def test_one_target_is_enough() -> None:
         assert serve.value("kvheadroom_observed_blocks", replica=replica, engine="0") == 128
         assert serve.value("kvheadroom_missing_fact") is None
         for path, word in (
-            ("/", "1 engine, worst first"),
+            ("/", '<h2 id="engines">1 engine</h2>'),
             ("/metrics", "kvheadroom_build_info"),
             ("/-/healthy", "healthy"),
             ("/-/ready", "ready"),

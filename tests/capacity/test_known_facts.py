@@ -70,6 +70,17 @@ def test_an_estimate_is_left_to_who_knows_better_and_a_default_stands_as_it_is_t
     assert kinds["attention_backend"] == (LineKind.CONFIRM, None)
 
 
+def test_what_tells_why_requests_wait_is_asked_for_where_nobody_said_it() -> None:
+    lines = {one.name: one for one in config_lines(facts(config=_config()))}
+    assert (lines["max_num_seqs"].kind, lines["max_num_seqs"].value) == (LineKind.IF_KNOWN, None)
+    assert lines["max_num_seqs"].why == "not known; it tells what a queue waits for"
+    by_default = {one.name: one for one in config_lines(facts(gpu="H100", config=_config()))}["max_num_seqs"]
+    assert by_default.value == facts(gpu="H100", config=_config()).max_num_seqs.value  # type: ignore[union-attr]
+    assert by_default.why.endswith("(vLLM's default on this hardware); it tells what a queue waits for")
+    said = facts(gpu="H100", config=_config(), flags={"max_num_seqs": 7, "max_num_batched_tokens": 4096})
+    assert not {"max_num_seqs", "max_num_batched_tokens"} & {one.name for one in config_lines(said)}
+
+
 def test_what_the_lines_confirm_changes_no_prediction_and_is_assumed_no_more() -> None:
     of = facts(gpu="H100", config=_config())
     confirmed = [one for one in config_lines(of) if one.kind is LineKind.CONFIRM]

@@ -31,9 +31,7 @@ def test_lines_are_taken_by_the_config_as_they_stand(name: str) -> None:
 
 def test_what_is_missing_is_refused_until_it_is_filled_in_and_has_its_reason() -> None:
     text = snippet_of("hub")
-    assert (
-        "  # missing: the server names its model 'org/<b>tiny</b>'\n  model: \"/path/to/the/model\"\n" in text
-    )
+    assert "  # missing: the server names its model 'org/<b>tiny</b>'\n  model: /path/to/the/model\n" in text
     lines = (ConfigLine("gpu", "NAME", is_flag=False, kind=LineKind.FILL_IN, why="nobody said it"),)
     with pytest.raises(Exception, match="'NAME' is not in the catalogue"):
         validate_config(yaml.safe_load(config_snippet(ONE, "config", lines)), "the page")
@@ -70,6 +68,11 @@ def test_flags_of_which_none_is_sure_are_a_comment_as_a_whole() -> None:
     text = config_snippet(ONE, "config", lines)
     assert text.endswith("  # flags:\n  #   if you know better: 16\n  #   block_size: 16\n")
     assert yaml.safe_load(text) == {"replicas": [{"url": "http://gqa:8000", "name": "gqa"}]}
+
+
+def test_a_number_that_nobody_knows_has_its_place() -> None:
+    line = ConfigLine("max_num_seqs", None, is_flag=True, kind=LineKind.IF_KNOWN, why="not known")
+    assert config_snippet(ONE, "config", (line,)).endswith("#   max_num_seqs: N\n")
 
 
 def test_without_anything_to_say_there_are_no_lines() -> None:

@@ -234,7 +234,7 @@ def test_the_memory_of_a_gpu_is_a_sum_in_words_from_the_box_to_the_pool() -> Non
         "of it unexplained +2.07 GiB live less predicted; 32,767 B of it may be rounding; live less calibrated is +1.64 GiB "
         "less block rounding 29,154 B 0 B to 32,767 B 16,835 B – – derived: less than one block "
         "= kv pool 72.26 GiB 71.31 GiB to 72.85 GiB 71.83 GiB 70.19 GiB -2.07 GiB derived: 2,367,792 blocks; live: 2,300,000 blocks "
-        "Predicted, to the byte taken off bytes left of the GPU CUDA's total 85,028,896,768 outside utilization 6,802,311,741 78,226,585,027 "
+        "Predicted, to the byte taken off bytes left CUDA's total 85,028,896,768 outside utilization 6,802,311,741 78,226,585,027 "
         "weights 4,065,536 78,222,519,491 overhead 634,682,081 77,587,837,410 block rounding 29,154 77,587,808,256 kv pool 77,587,808,256 0 "
         "Calibrated, to the byte"
     )

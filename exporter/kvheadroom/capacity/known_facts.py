@@ -31,6 +31,8 @@ _FACTS = (
 )
 _OF_THE_REPLICA = ("hbm_bytes", "weights_bytes")
 """Facts that a config has beside `flags`, by the same name."""
+NUMBER = "N"
+"""Where a number is to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class ConfigLine:
 
     Attributes:
         is_flag: it belongs under `flags`.
-        value: as it is assumed; None: not set. Of what is to be filled in, a place to write it into.
+        value: as it is assumed; None: not set, and of a line to be said by who knows it, not known. Of what is to be filled in, a place to
+            write it into.
         why: what is taken now, or why it is not known.
     """
 
@@ -97,7 +100,7 @@ def known_facts(engine: Assessment) -> tuple[KnownFact, ...]:
 def config_lines(facts: EngineFacts) -> tuple[ConfigLine, ...]:
     """What to add to a replica's settings so that nothing stays assumed or missing that they can say."""
     lines: dict[str, ConfigLine] = {}
-    for line in (*_for_missing(facts), *_for_assumed(facts)):
+    for line in (*_for_missing(facts), *_for_assumed(facts), *_for_limits(facts)):
         # The card says its memory and its platform: the first line of a name is enough.
         lines.setdefault(line.name, line)
     return tuple(lines.values())
@@ -118,13 +121,28 @@ def _at(engine: Assessment, origin: Origin) -> float | None:
 
 def _for_missing(facts: EngineFacts) -> Iterator[ConfigLine]:
     for fact in facts.missing:
-        name, value, is_flag = fact.fact, "N", fact.fact not in _OF_THE_REPLICA
+        name, value, is_flag = fact.fact, NUMBER, fact.fact not in _OF_THE_REPLICA
         if name == "model_files":
             name, value, is_flag = "model", "/path/to/the/model", False
         elif name == "hbm_bytes":
             # The usual way; a card that is not in the catalogue takes hbm_bytes.
             name, value = "gpu", "NAME"
         yield ConfigLine(name, value, is_flag, LineKind.FILL_IN, fact.why)
+
+
+def _for_limits(facts: EngineFacts) -> Iterator[ConfigLine]:
+    """What no pool depends on, and without which nobody can say what keeps a queue waiting."""
+    is_whole = facts.command_line is not None and facts.command_line.is_whole
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        fact: Fact[int] | None = getattr(facts, name)
+        if fact is None or (fact.assumed and not is_whole):
+            yield ConfigLine(
+                name,
+                None if fact is None else fact.value,
+                is_flag=True,
+                kind=LineKind.IF_KNOWN,
+                why=f"{'not known' if fact is None else fact.note}; it tells what a queue waits for",
+            )
 
 
 def _for_assumed(facts: EngineFacts) -> Iterator[ConfigLine]:

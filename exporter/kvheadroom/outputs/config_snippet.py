@@ -4,14 +4,8 @@ import json
 from collections.abc import Iterable, Iterator
 
 from kvheadroom.capacity.fleet import ReplicaAssessment
-from kvheadroom.capacity.known_facts import ConfigLine, LineKind, Value
+from kvheadroom.capacity.known_facts import NUMBER, ConfigLine, LineKind, Value
 from kvheadroom.capacity.readings import one_line
-
-_WHY = {
-    LineKind.FILL_IN: "missing: ",
-    LineKind.CONFIRM: "",
-    LineKind.IF_KNOWN: "if you know better: ",
-}
 
 
 def config_snippet(replica: ReplicaAssessment, source: str, lines: tuple[ConfigLine, ...]) -> str:
@@ -37,9 +31,16 @@ def config_snippet(replica: ReplicaAssessment, source: str, lines: tuple[ConfigL
 
 def _settings(lines: Iterable[ConfigLine]) -> Iterator[str]:
     for line in lines:
-        yield f"# {_WHY[line.kind]}{one_line(line.why)}"
-        setting = f"{line.name}: {_yaml(line.value)}"
-        yield f"# {setting}" if line.kind is LineKind.IF_KNOWN else setting
+        why = one_line(line.why)
+        if line.kind is LineKind.CONFIRM:
+            yield f"{line.name}: {_yaml(line.value)}  # {why}"
+        elif line.kind is LineKind.FILL_IN:
+            # Ours, and no value: it stands there until somebody writes one.
+            yield f"# missing: {why}"
+            yield f"{line.name}: {line.value}"
+        else:
+            yield f"# if you know better: {why}"
+            yield f"# {line.name}: {NUMBER if line.value is None else _yaml(line.value)}"
 
 
 def _yaml(value: Value) -> str:

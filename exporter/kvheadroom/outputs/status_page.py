@@ -383,12 +383,17 @@ def forecast_sentence(forecast: Forecast) -> str:
     told = ", ".join(
         f"within {horizon}: {percent(ratio)}" for horizon, ratio in forecast.probabilities.items()
     )
-    return f"Preemption {told}. {forecast.why[:1].upper()}{forecast.why[1:]}."
+    return f"Preemption {told}. {capital(forecast.why)}."
 
 
 def sentence(text: str) -> str:
     """With a full stop, where it has no end of its own."""
     return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def capital(text: str) -> str:
+    """With a capital letter at its beginning, and the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def points(course: UsageCourse) -> str:
@@ -428,6 +433,7 @@ def _environment() -> Environment:
     )
     filters: dict[str, Any] = {
         "bounds_words": bounds_words,
+        "capital": capital,
         "count": count,
         "course": usage_course,
         "engine_link": engine_link,
