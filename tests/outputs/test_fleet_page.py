@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -11,17 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvheadroom.capacity.discovery import WatchedTarget
-from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment, withhold_stale
+from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment, ReplicaState, withhold_stale
+from kvheadroom.capacity.fleet_verdict import Urgency, Verdict
 from kvheadroom.capacity.history import LastHour
+from kvheadroom.outputs.fleet_words import verdict_words
 from kvheadroom.outputs.status_page import (
     LONGEST_FILTER,
     MOST_ROWS,
+    REFRESH_SECONDS,
+    SORTS,
     View,
     engine_id,
     engine_link,
     read_view,
     render_engine,
     render_fleet,
+    sign,
+    sign_and_words,
 )
 from tests.outputs.fleet import NOW, fleet, replica
 from tests.outputs.pages import all_pages, ids
@@ -302,3 +309,34 @@ def test_the_steps_of_the_memory_add_up_to_the_byte_as_they_are_read() -> None:
         numbers = [[int(cell.replace(",", "") or 0) for cell in row] for row in rows]
         assert sum(taken for taken, _ in numbers) == numbers[0][1] == 85_028_896_768
         assert numbers[-1][1] == 0
+
+
+def test_a_state_is_told_by_words_and_a_shape_beside_its_colour() -> None:
+    signs = {urgency: sign(urgency) for urgency in Urgency}
+    assert len(set(signs.values())) == len(Urgency)
+    for verdict in Verdict:
+        shown = _Tags(sign_and_words(verdict))
+        assert "".join(shown.text) == f"{signs[verdict.urgency]} {verdict_words(verdict)}"
+        assert shown.tags == [
+            ("span", {"class": f"word {verdict.urgency}"}),
+            ("span", {"aria-hidden": "true"}),
+        ]
+
+
+def test_a_wedged_server_is_one_row_and_said_on_the_pages_of_its_engines() -> None:
+    wedged = replace(named("w", 0.5), state=ReplicaState.WEDGED)
+    shown = FleetAssessment((wedged,))
+    assert re.findall(r'href="(/engines/[^"]+)"', render_fleet(shown, NOW, None)) == ["/engines/w:"]
+    server = render_engine(shown, NOW, None, "w:")
+    assert (server.status, '<a href="/engines/w:0">engine 0</a>' in server.html) == (200, True)
+    for page in (server, render_engine(shown, NOW, None, "w:0")):
+        assert "wedged</span>: /health fails and its counters stand still." in page.html
+
+
+def test_the_docs_tell_every_order_and_every_refresh() -> None:
+    told = (Path(__file__).parents[2] / "docs" / "status-page.md").read_text(encoding="utf-8")
+    (row,) = (line for line in told.splitlines() if line.startswith("| `sort=`"))
+    assert re.findall(r"`(\w+)`", row) == list(SORTS)
+    assert "load it again after 5, 30 or 300 s" in told
+    assert REFRESH_SECONDS == (5, 30, 300)
+    assert f"At most {MOST_ROWS:,} rows" in told
