@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvheadroom.capacity.discovery import WatchedTarget
-from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment, ReplicaState, withhold_stale
+from kvheadroom.capacity.fleet import (
+    FleetAssessment,
+    ReplicaAssessment,
+    ReplicaState,
+    SourceStatus,
+    withhold_stale,
+)
 from kvheadroom.capacity.fleet_verdict import Urgency, Verdict
 from kvheadroom.capacity.history import LastHour
+from kvheadroom.capacity.readings import FailureReason, SourceFailure
 from kvheadroom.outputs.fleet_words import verdict_words
 from kvheadroom.outputs.status_page import (
     LONGEST_FILTER,
@@ -321,6 +328,16 @@ def test_a_state_is_told_by_words_and_a_shape_beside_its_colour() -> None:
             ("span", {"class": f"word {verdict.urgency}"}),
             ("span", {"aria-hidden": "true"}),
         ]
+
+
+def test_what_a_server_tells_wrongly_or_not_at_all_stands_under_its_state() -> None:
+    html = render_fleet(withhold_stale(fleet(), NOW), NOW, None)
+    assert '<br><span class="soft small">metrics lost</span></td>' in html
+    failure = SourceFailure("model_files", FailureReason.TIMEOUT, "no answer")
+    one = named("x", 0.5)
+    one = replace(one, sources=(*one.sources[:1], SourceStatus(source="model_files", failure=failure)))
+    html = render_fleet(FleetAssessment((one,)), NOW, None)
+    assert '<span class="soft small">model_files down</span></td>' in html
 
 
 def test_a_wedged_server_is_one_row_and_said_on_the_pages_of_its_engines() -> None:

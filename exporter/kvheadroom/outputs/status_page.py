@@ -376,6 +376,13 @@ def sign_and_words(verdict: Verdict) -> Markup:
     return _VERDICTS[verdict]
 
 
+def doubts(replica: ReplicaAssessment) -> str:
+    """What a server that answers does not tell, or tells wrongly, in a few words; its page has the sentences."""
+    found = [f"{status.source} down" for status in replica.sources if status.failure is not None]
+    found += sorted({problem.reason.replace("_", " ") for problem in replica.problems})
+    return ", ".join(found)
+
+
 def forecast_sentence(forecast: Forecast) -> str:
     """The probabilities and the numbers they are made of, or why there are none."""
     if forecast.unavailable:
@@ -436,6 +443,7 @@ def _environment() -> Environment:
         "capital": capital,
         "count": count,
         "course": usage_course,
+        "doubts": doubts,
         "engine_link": engine_link,
         "fact_value": fact_value,
         "forecast_sentence": forecast_sentence,
