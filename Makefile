@@ -38,6 +38,7 @@ bench: $(VENV)/tests.stamp ## speed, as ratios against a peer in the same run
 	$(BIN)/python -m tests.bench.scan_page
 	$(BIN)/python -m tests.bench.plan
 	$(BIN)/python -m tests.bench.server_cost
+	$(BIN)/python -m tests.bench.pages
 	$(BIN)/python -m tests.bench.fleet
 
 golden: $(VENV)/tests.stamp ## write the expected outputs anew, after a change that is meant

@@ -77,6 +77,12 @@ class Daemon:
     def get(self, path: str, **headers: str) -> requests.Response:
         return requests.get(self.url + path, headers=headers, timeout=5)
 
+    def pages(self) -> str:
+        """The fleet's page, and every engine's that it links to."""
+        fleet = self.get("/").text
+        links = dict.fromkeys(re.findall(r'href="(/engines/[^"]+)"', fleet))
+        return "\n".join([fleet, *(self.get(link).text for link in links)])
+
     def metrics(self) -> dict[str, list[tuple[dict[str, str], float]]]:
         """Samples of /metrics by name."""
         found: dict[str, list[tuple[dict[str, str], float]]] = {}

@@ -5,7 +5,7 @@ set -euo pipefail
 
 # command -> package that has it
 declare -A wanted=([prometheus]=prometheus [promtool]=prometheus [prometheus-alertmanager]=prometheus-alertmanager
-  [openssl]=openssl [gcc]="gcc libc6-dev")
+  [openssl]=openssl [gcc]="gcc libc6-dev" [chromium-headless-shell]=chromium-headless-shell)
 for argument in "$@"; do
   case $argument in
     --lab) wanted[chromium]=chromium ;;
@@ -57,6 +57,8 @@ install_packages() {
 # foreign source that does not answer must not matter, so it is the second install that decides.
 install_packages || {
   apt-get update -qq >/dev/null 2>&1 </dev/null || true
+  # Ubuntu has no browser in a package; what there is must not go without.
+  mapfile -t packages < <(for package in "${packages[@]}"; do apt-cache show "$package" >/dev/null 2>&1 && echo "$package"; done)
   install_packages
 } || cannot "$(grep -m 1 '^E:' "$log" || echo 'apt-get failed')"
 mapfile -t packages < <(missing_packages)

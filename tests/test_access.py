@@ -419,7 +419,7 @@ def test_the_daemon_shows_no_secret_anywhere_while_it_is_turned_away(tmp_path: P
             wait_for(
                 lambda: serve.value("kvheadroom_source_failures_total", reason="unauthorized"), "the refusal"
             )
-            shown = serve.get("/").text + serve.get("/metrics").text + serve.get("/api/v1/status").text
+            shown = serve.pages() + serve.get("/metrics").text + serve.get("/api/v1/status").text
             shown += serve.output
     assert seen[0][1]["Authorization"] == BASIC
     assert "does not take the credentials of `basic_auth`" in shown

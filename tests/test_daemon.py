@@ -45,7 +45,7 @@ def test_the_demo_replays_and_says_so_on_page_and_terminal_and_ends_within_a_sec
         assert "This is a replay of a recording, not a live server: vLLM 0.32.0 on a CPU" in demo.output
         wait_for(lambda: demo.value("kvheadroom_observed_pool_tokens") == 12288, "the replayed pool")
         assert demo.value("kvheadroom_predicted_pool_tokens", replica="replay") == 12288
-        page = demo.get("/").text
+        page = demo.pages()
         assert "This is a replay of a recording, not a live server" in page
         assert demo.get("/api/v1/status").json()["notice"].startswith("This is a replay")
         code, took = demo.stop(signal.SIGINT)
@@ -70,7 +70,7 @@ def test_one_target_is_enough() -> None:
         assert serve.value("kvheadroom_observed_blocks", replica=replica, engine="0") == 128
         assert serve.value("kvheadroom_missing_fact") is None
         for path, word in (
-            ("/", "Engine 0"),
+            ("/", '<h2 id="engines">1 engine</h2>'),
             ("/metrics", "kvheadroom_build_info"),
             ("/-/healthy", "healthy"),
             ("/-/ready", "ready"),
@@ -108,7 +108,7 @@ def test_without_the_model_folder_the_observed_part_works_and_the_way_out_is_tol
         assert serve.value("kvheadroom_predicted_pool_tokens") is None
         assert serve.value("kvheadroom_missing_fact", fact="model_files") == 1
         assert serve.value("kvheadroom_sessions_headroom", session_tokens="2048") == 0
-        page = serve.get("/").text
+        page = serve.pages()
         assert "org/some-model" in page
         assert "set `model: /path/to/the/model`" in page
 
@@ -144,7 +144,7 @@ def test_a_target_that_goes_away_is_down_within_a_tick_and_its_numbers_go_after_
                 lambda: (serve.value("kvheadroom_source_failures_total", **reason) or 0) >= 3,
                 "three failures",
             )
-            assert "older than three scrapes" in serve.get("/").text
+            assert "older than three scrapes" in serve.pages()
             answers["/metrics"] = text_answer(capture("gqa_heavy"))
             wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is not None, "recovery")
             assert serve.alive
@@ -189,7 +189,7 @@ def test_the_api_key_is_sent_to_v1_and_is_nowhere_to_be_seen(tmp_path: Path) -> 
             wait_for(
                 lambda: serve.value("kvheadroom_source_up", replica="keyless", source="models") == 0, "401"
             )
-            shown = serve.get("/").text + serve.get("/metrics").text + serve.get("/api/v1/status").text
+            shown = serve.pages() + serve.get("/metrics").text + serve.get("/api/v1/status").text
             assert "set `api_key_file`" in shown
             assert secret not in shown + serve.output
     with_key = {path for path, headers in seen if "Authorization" in headers}
@@ -207,7 +207,7 @@ def test_a_certificate_of_an_unknown_ca_is_told_with_the_way_out_and_no_key_goes
         config = config_file(tmp_path, text)
         with daemon("serve", "--config", config) as serve:
             wait_for(lambda: serve.value("kvheadroom_source_failures_total", reason="tls"), "the TLS failure")
-            page = serve.get("/").text
+            page = serve.pages()
             assert "the certificate is not trusted" in page
             assert "tls: {ca_file: /path/to/ca.pem}" in page
             shown = page + serve.get("/metrics").text + serve.get("/api/v1/status").text
@@ -216,7 +216,7 @@ def test_a_certificate_of_an_unknown_ca_is_told_with_the_way_out_and_no_key_goes
         trusting = {**os.environ, "SSL_CERT_FILE": str(certificate)}
         with daemon("serve", "--config", config, environment=trusting) as serve:
             wait_for(lambda: serve.value("kvheadroom_predicted_blocks", replica="r") == 128, "the prediction")
-            shown = serve.get("/").text + serve.get("/metrics").text + serve.get("/api/v1/status").text
+            shown = serve.pages() + serve.get("/metrics").text + serve.get("/api/v1/status").text
             assert secret not in shown + serve.output
     assert {path for path, headers in seen if "Authorization" in headers} == {"/v1/models"}
 
@@ -320,7 +320,7 @@ def test_a_vllm_without_its_metrics_is_told_from_another_program() -> None:
         wait_for(lambda: serve.get("/-/ready").status_code == 200, "readiness")
         assert serve.value("kvheadroom_replica_state", replica=vllm[7:], state="stats_disabled") == 1
         assert serve.value("kvheadroom_replica_state", replica=other[7:], state="down") == 1
-        page = serve.get("/").text
+        page = serve.pages()
         assert "vLLM 0.32.0 answers, but its page has no vllm: metric" in page
         assert "another program, or vLLM with --disable-log-stats" in page
 
@@ -337,7 +337,7 @@ def test_503_with_a_healthy_server_is_scaling_and_not_down(tmp_path: Path) -> No
         wait_for(lambda: serve.value("kvheadroom_replica_state", state="scaling") == 1, "scaling")
         answers["/health"] = text_answer("dead", status=503)
         wait_for(lambda: serve.value("kvheadroom_replica_state", state="down") == 1, "down")
-        assert "serving -&gt; scaling" in serve.get("/").text
+        assert "serving -&gt; scaling" in serve.pages()
 
 
 def test_a_restart_with_another_pool_behind_the_same_url_is_an_event(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_a_config_with_a_fault_changes_nothing_and_a_gauge_says_so(
             wait_for(lambda: serve.value("kvheadroom_config_last_reload_successful") == 0, "the gauge")
             assert serve.value("kvheadroom_config_last_reload_success_timestamp_seconds") == since
             assert serve.value("kvheadroom_kv_usage_ratio", replica="r") is not None
-            assert "the config before it is in use" in serve.get("/").text
+            assert "the config before it is in use" in serve.pages()
             assert word in serve.get("/api/v1/status").json()["config_fault"]
             config_file(tmp_path, good)
             os.kill(serve.pid, signal.SIGHUP)

@@ -55,7 +55,7 @@ def test_two_servers_of_one_kind_calibrate_each_other_and_their_next_starts(tmp_
         with daemon("serve", "--config", config(tmp_path, a, b)) as serve:
             wait_for(lambda: serve.value("kvheadroom_predicted_blocks", replica="b"), "the prediction")
             assert calibrated(serve, "a") is None
-            assert "its own is not measured yet: it is measured once nothing" in serve.get("/").text
+            assert "its own is not measured yet: it is measured once nothing" in serve.pages()
             assert serve.value("kvheadroom_source_up", replica="", source="calibration") == 1
             # 30 s after the first scrape.
             wait_for(lambda: calibrated(serve, "a") and calibrated(serve, "b"), "both figures", seconds=50)
@@ -72,7 +72,7 @@ def test_two_servers_of_one_kind_calibrate_each_other_and_their_next_starts(tmp_
             assert (
                 serve.value("kvheadroom_calibration_reliability", replica="a", reliability="one_sample") == 1
             )
-            text = re.sub(r"\s+", " ", serve.get("/").text)
+            text = re.sub(r"\s+", " ", serve.pages())
             assert "<td>1,568,000</td><td>1,600,000</td>" in text
             assert "Calibrated: the overhead is learned from 1 start like it (n = 1: " in text
             status = serve.get("/api/v1/status").json()
@@ -119,7 +119,7 @@ def test_a_damaged_calibration_file_is_told_and_stops_nothing(tmp_path: Path) ->
                 serve.value("kvheadroom_source_failures_total", source="calibration", reason="bad_answer")
                 == 1
             )
-            assert "calibration: bad answer." in serve.get("/").text
+            assert "calibration: bad answer." in serve.pages()
             assert serve.output.count("this is no calibration") == 1
         run = check("--config", config(tmp_path, url, url))
     assert run.returncode == 1

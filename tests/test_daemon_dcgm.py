@@ -61,7 +61,7 @@ def test_the_gpus_of_another_machine_are_shown_with_their_replica_and_withheld_w
             assert since is not None
             assert time.time() - 20 < since <= time.time()
             assert "kvheadroom_gpu_xid_errors_total" not in serve.metrics()
-            html = serve.get("/").text
+            html = serve.pages()
             assert "last Xid 79" in html
             assert "its total is not known, since the exporter tells no DCGM_FI_DEV_FB_RESERVED" in html
             assert NAMED not in html
@@ -83,7 +83,7 @@ def test_the_gpus_of_another_machine_are_shown_with_their_replica_and_withheld_w
             wait_for(lambda: serve.value("kvheadroom_source_up", **source) == 0, "the fault")
             wait_for(lambda: serve.value(up, replica="s", gpu=TWO) == 0, "the end of the numbers")
             assert serve.value("kvheadroom_gpu_memory_free_bytes", gpu=TWO) is None
-            assert "status 500" in serve.get("/").text
+            assert "status 500" in serve.pages()
             exporter.answer = text_answer(both)
             wait_for(lambda: serve.value(up, replica="s", gpu=TWO) == 1, "its return")
 
@@ -130,4 +130,4 @@ def test_what_this_machines_driver_tells_of_a_gpu_is_believed_before_an_exporter
             wait_for(lambda: serve.value(total, replica="s", gpu=ONE) == 150_754_820_111, "this machine's")
             assert serve.value("kvheadroom_gpu_info", gpu=ONE, source="nvml") == 1
             assert serve.value("kvheadroom_gpu_info", gpu=TWO, source="dcgm_exporters[0]") == 1
-            assert "is not on this machine" not in serve.get("/").text
+            assert "is not on this machine" not in serve.pages()

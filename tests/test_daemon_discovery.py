@@ -31,7 +31,7 @@ def test_servers_listed_in_a_file_come_and_go_while_the_others_go_on(tmp_path: P
             wait_for(
                 lambda: serve.value("kvheadroom_source_up", source="file_sd_configs[0]") == 0, "the state"
             )
-            assert "no file matches" in serve.get("/").text
+            assert "no file matches" in serve.pages()
             file = tmp_path / "vllm.json"
             file.write_text(listed(a, team="search"))
             pool = "kvheadroom_observed_pool_tokens"
@@ -59,7 +59,7 @@ def test_servers_listed_in_a_file_come_and_go_while_the_others_go_on(tmp_path: P
                 lambda: serve.value("kvheadroom_source_up", source="file_sd_configs[0]") == 0, "the fault"
             )
             assert serve.value("kvheadroom_replica_info", replica=two) == 1
-            assert "is no valid JSON" in serve.get("/").text
+            assert "is no valid JSON" in serve.pages()
             failures = serve.value(
                 "kvheadroom_source_failures_total", source="file_sd_configs[0]", reason="bad_answer"
             )
@@ -147,7 +147,7 @@ def test_servers_listed_by_another_program_come_and_go(tmp_path: Path) -> None:
             answer = text_answer("oh", status=500)
             wait_for(lambda: serve.value("kvheadroom_source_up", **up) == 0, "the fault")
             assert serve.value("kvheadroom_replica_info", site="a") == 1
-            assert "status 500" in serve.get("/").text
+            assert "status 500" in serve.pages()
             answer = text_answer("[]")
             wait_for(lambda: serve.value("kvheadroom_replica_info") is None, "the end of the server")
 

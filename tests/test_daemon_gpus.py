@@ -50,7 +50,7 @@ def test_free_memory_is_joined_to_its_replica_and_the_rest_shown_unassigned(
         assert serve.value("kvheadroom_gpu_memory_total_bytes", replica="r", gpu=ONE.uuid) == ONE.total
         assert serve.value(free, replica="", gpu=TWO.uuid) == TWO.total - TWO.reserved - TWO.used
         assert serve.value("kvheadroom_source_up", replica="", source="nvml") == 1
-        assert "No replica is known to run on these" in serve.get("/").text
+        assert "No replica is known to run on these" in serve.pages()
 
         # The memory moves, and it is the live value that is shown.
         driver.gpus = [FakeGpu(ONE.uuid, ONE.total, ONE.reserved, used=130_000_000_003), TWO]
@@ -136,7 +136,7 @@ def test_a_gpu_that_the_servers_process_is_on_is_joined_to_it_without_a_word_in_
             assert serve.value(free, replica="r", gpu=ONE.uuid) == ONE.total - ONE.reserved - ONE.used
             assert serve.value(free, replica="", gpu=TWO.uuid) is not None
             assert serve.value("kvheadroom_gpu_assignment", gpu=TWO.uuid) is None
-            assert "Its processes are on these" in serve.get("/").text
+            assert "Its processes are on these" in serve.pages()
 
 
 def test_a_server_on_none_of_the_gpus_is_told_as_such(tmp_path: Path, driver: FakeDriver) -> None:
@@ -144,7 +144,7 @@ def test_a_server_on_none_of_the_gpus_is_told_as_such(tmp_path: Path, driver: Fa
         config = config_file(tmp_path, f"replicas: [{{url: '{url}', name: r}}]")
         with daemon("serve", "--config", config, environment=driver.environment()) as serve:
             wait_for(lambda: serve.value("kvheadroom_gpu_up", gpu=ONE.uuid) is not None, "the GPUs")
-            assert "Its GPUs are not known: " in serve.get("/").text
+            assert "Its GPUs are not known: " in serve.pages()
             assert serve.value("kvheadroom_gpu_memory_free_bytes", replica="", gpu=ONE.uuid) is not None
 
 
@@ -164,10 +164,7 @@ def test_mig_devices_and_indices_of_the_config_are_joined_to_their_replicas(
             assert serve.value(total, replica="b", gpu=TWO.uuid) == TWO.total
             assert serve.value(total, gpu=ONE.uuid) is None
             assert serve.value("kvheadroom_gpu_up", replica="b", gpu="1") == 0
-            assert (
-                f"is divided into MIG devices; give the UUID of one of them ({part.uuid})"
-                in serve.get("/").text
-            )
+            assert f"is divided into MIG devices; give the UUID of one of them ({part.uuid})" in serve.pages()
 
 
 def test_an_xid_error_is_counted(tmp_path: Path, driver: FakeDriver) -> None:
@@ -228,7 +225,7 @@ def test_without_a_driver_nothing_is_missing(tmp_path: Path, driver: FakeDriver)
         with daemon("serve", "--config", config, environment=driver.environment()) as serve:
             wait_for(lambda: serve.value("kvheadroom_kv_usage_ratio") is not None, "vLLM's numbers")
             assert serve.value("kvheadroom_source_up", source="nvml") is None
-            assert "GPUs of this machine" not in serve.get("/").text
+            assert "GPUs of this machine" not in serve.pages()
 
 
 def test_check_tells_what_each_gpu_gives_and_which_is_not_here(tmp_path: Path, driver: FakeDriver) -> None:

@@ -60,7 +60,7 @@ def test_servers_come_and_go_and_each_is_predicted_from_its_own_flags(tmp_path: 
             wait_for_flag(serve, replica, "dtype", "bfloat16", "its command line")
             # What the running engine says of itself comes first.
             wait_for_flag(serve, replica, "kv_cache_memory_bytes", "4194304", "echoed by the engine")
-            page = serve.get("/").text
+            page = serve.pages()
             assert "found by process_discovery" in page
             assert "its command line" in page
             more = ["serve", str(MODEL), "--port", other]
@@ -251,7 +251,7 @@ def test_a_machine_without_a_server_says_what_was_looked_for_and_keeps_watching(
         (source,) = status["discoveries"]
         if not status["replicas"]:
             assert "Looked for: `vllm serve`" in source["note"]
-            assert "--target http://host:8000" in serve.get("/").text
+            assert "--target http://host:8000" in serve.pages()
         port, replica = free_port()
         with stand_in(tmp_path, "serve", str(MODEL), "--port", port, place=port):
             wait_for(lambda: serve.value(OBSERVED, replica=replica) == 4096, "the server", seconds=30)

@@ -58,7 +58,7 @@ def test_a_vllm_with_a_key_tls_and_a_root_path_is_watched_like_any_other(
             wait_for(
                 lambda: "GET /llm/metrics/?name" in vllm.startup_log, "a filtered scrape under the root path"
             )
-            page = serve.get("/").text
+            page = serve.pages()
             assert "it may ask for a client certificate" in page
             assert "the server asks for an API key; set `api_key_file`" in page
             assert (

@@ -308,7 +308,7 @@ def test_when_vllm_ends_its_source_is_down_within_a_tick_and_its_numbers_go_afte
     }
     assert serve.alive
     assert serve.get("/-/healthy").status_code == 200
-    assert "nothing listens there; is vLLM running?" in serve.get("/").text
+    assert "nothing listens there; is vLLM running?" in serve.pages()
 
 
 @pytest.mark.ends_vllm
@@ -346,7 +346,7 @@ def test_another_model_and_pool_behind_the_same_url_are_resolved_afresh(
         assert status["events"][-2]["detail"] == (
             "engine 0: pool 128 blocks of 32 -> 227 blocks of 16, max_model_len 2,048 -> 1,024"
         )
-        assert "Prefix caching is off on this engine" in serve.get("/").text
+        assert "Prefix caching is off on this engine" in serve.pages()
 
         # Usage of the new pool, in blocks of 16: a request of 100 tokens holds 7. One request at a time: latent
         # attention on a CPU keeps both cores so busy that more would starve those who watch.
@@ -390,7 +390,7 @@ def test_a_real_vllm_without_log_stats_is_told_as_such_and_not_as_down(
             "the state",
             seconds=3 * INTERVAL_SECONDS,
         )
-        assert "start it without --disable-log-stats" in serve.get("/").text
+        assert "start it without --disable-log-stats" in serve.pages()
     code, took = serve.stop(signal.SIGINT)
     assert (code, took < 1.0) == (0, True)
     assert "Traceback" not in serve.output

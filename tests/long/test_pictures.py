@@ -1,38 +1,41 @@
-"""The status page as a browser shows it, to look at: dark and light, wide and narrow. `make lab`."""
+"""The status pages as a browser shows them, to look at: dark and light, from wide to narrow. `make lab`."""
 
-import shutil
-import subprocess
+import asyncio
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.browser import Theme, find_browser, open_tab
 from tests.daemon import daemon
 
 PICTURES = Path(__file__).parents[2] / "dist" / "pictures"
+WATCHED_SECONDS = 150.0
+"""So that there is something to draw of the last hour, and a forecast."""
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("width", [1200, 420])
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_status_page_is_drawn(width: int, theme: str, tmp_path: Path) -> None:
-    chromium = shutil.which("chromium")
-    assert chromium, "tests/system_packages.sh --lab installs chromium"
+def test_the_status_pages_are_drawn() -> None:
+    program = find_browser()
+    assert program, "tests/system_packages.sh installs it"
     PICTURES.mkdir(parents=True, exist_ok=True)
-    picture = PICTURES / f"status-{theme}-{width}.png"
     with daemon("demo") as demo:
-        time.sleep(2)
-        subprocess.run(
-            [
-                chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                f"--user-data-dir={tmp_path}", "--hide-scrollbars", f"--window-size={width},1400",
-                f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}",
-                f"--screenshot={picture}", demo.url + "/",
-            ],
-            check=True,
-            capture_output=True,
-            timeout=120,
-        )  # fmt: skip
-    print(f"\n{picture}")
-    assert picture.stat().st_size > 10_000
+        time.sleep(WATCHED_SECONDS)
+        (link,) = re.findall(r'href="(/engines/[^"]+)"', demo.get("/").text)
+        for picture in asyncio.run(draw(program, {"fleet": demo.url + "/", "engine": demo.url + link})):
+            print(f"\n{picture}")
+            assert picture.stat().st_size > 10_000
+
+
+async def draw(program: str, pages: dict[str, str]) -> list[Path]:
+    drawn = []
+    themes: tuple[Theme, ...] = ("light", "dark")
+    async with open_tab(program) as tab:
+        for name, url in pages.items():
+            for width in (400, 900, 1600):
+                for theme in themes:
+                    await tab.show(url, width=width, theme=theme)
+                    drawn.append(PICTURES / f"{name}-{theme}-{width}.png")
+                    drawn[-1].write_bytes(await tab.picture())
+    return drawn

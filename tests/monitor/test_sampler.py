@@ -98,6 +98,24 @@ def test_facts_are_asked_for_once_while_the_same_server_answers(outside: Outside
     assert outside.resolved == 1
 
 
+def test_an_engine_carries_its_last_hour_and_when_its_facts_were_told(outside: Outside) -> None:
+    for _ in range(30):
+        replica = outside.tick()
+    (engine,) = replica.engines
+    assert [at - 1005.0 for at in engine.last_hour.times] == [0.0, 60.0, 120.0]
+    assert engine.facts_at == 1005.0
+
+
+def test_facts_that_a_failing_source_told_before_keep_their_age(outside: Outside) -> None:
+    outside.tick()
+    failure = SourceFailure("version", FailureReason.TIMEOUT, "no answer")
+    outside.sources = (SourceStatus(source="version", failure=failure),)
+    outside.tick(REFUSED)
+    for _ in range(3):
+        replica = outside.tick(PAGE)
+    assert replica.engines[0].facts_at == 1005.0
+
+
 def test_a_prediction_is_made_anew_only_for_new_facts(outside: Outside) -> None:
     first, second = (outside.tick().engines[0].prediction for _ in range(2))
     assert second is first

@@ -36,7 +36,7 @@ from kvheadroom.capacity.gpu_assignment import (
     Unassigned,
 )
 from kvheadroom.capacity.gpus import GpuFailure, GpuFailureReason, GpuReading, GpuSnapshot, XidCount
-from kvheadroom.capacity.history import Moment, moment_of
+from kvheadroom.capacity.history import LastHour, Moment, moment_of
 from kvheadroom.capacity.host_tier import HostUse
 from kvheadroom.capacity.own_start import OwnStart, start_of
 from kvheadroom.capacity.readings import FailureReason, PageProblem, ProblemReason, SourceFailure, VllmPage
@@ -269,6 +269,18 @@ def calibrated(of: ReplicaAssessment, name: str, *overheads: int) -> ReplicaAsse
     return replace(of, replica=name, url=f"http://{name}:8000", engines=(again,))
 
 
+def after_an_hour(of: ReplicaAssessment) -> ReplicaAssessment:
+    """The replica as if it had been watched for an hour: a figure a minute, up and down."""
+    (engine,) = of.engines
+    minutes = range(60)
+    hour = LastHour(
+        [NOW - 3600.0 + 60.0 * minute for minute in minutes],
+        [0.5 + 0.0125 * abs(minute % 40 - 20) for minute in minutes],
+        [float(minute // 20) for minute in minutes],
+    )
+    return replace(of, engines=(replace(engine, last_hour=hour, facts_at=NOW - 3605.0),))
+
+
 def in_thrash(of: ReplicaAssessment) -> ReplicaAssessment:
     """The replica, its engine in a state and with a forecast that one page alone does not show."""
     why = "24 preemptions in a minute, and <26> requests are there"
@@ -304,7 +316,7 @@ def fleet() -> FleetAssessment:
     return FleetAssessment(
         (
             replace(
-                in_thrash(replica("gqa", "gqa_waiting_and_preempting")),
+                after_an_hour(in_thrash(replica("gqa", "gqa_waiting_and_preempting"))),
                 restarts_total=1,
                 excluded_starts_total=((Exclusion.POOL_BY_FLAG, 2),),
                 problems=(PageProblem(ProblemReason.METRICS_LOST, "vllm:prompt_tokens_total: gone"),),
@@ -329,7 +341,7 @@ def fleet() -> FleetAssessment:
             ),
             ReplicaAssessment(replica="new", url="http://new:8000", interval_seconds=5.0),
             offloading(),
-            calibrated(on_a_gpu(), "hbm", 1_050_000_007, 1_150_000_000, 1_100_000_000),
+            after_an_hour(calibrated(on_a_gpu(), "hbm", 1_050_000_007, 1_150_000_000, 1_100_000_000)),
             calibrated(on_a_gpu(num_blocks=1500), "tight", 90_000_000_000),
         ),
         gpus=GpuAssessment(

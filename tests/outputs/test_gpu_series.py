@@ -19,7 +19,7 @@ from kvheadroom.capacity.gpus import (
 from kvheadroom.outputs.check_report import check_report
 from kvheadroom.outputs.json_report import status_report, to_json
 from kvheadroom.outputs.prometheus import exposition
-from kvheadroom.outputs.status_page import render_page
+from tests.outputs.pages import all_pages
 
 NOW = 1000.0
 CASES = 300
@@ -145,7 +145,7 @@ def test_what_is_exported_of_any_gpus_holds_together(seeded: random.Random) -> N
         assert len(series) == len(set(series)), series
         memory = re.findall(r'^kvheadroom_gpu_memory_total_bytes\{gpu="([^"]+)"', text, re.MULTILINE)
         assert set(memory) == set(gpus)
-        assert render_page(fleet, NOW, None)
+        assert all_pages(fleet, NOW)
         assert to_json(status_report(fleet, NOW, None))
         assert list(check_report(fleet))
     assert all(seen.values()), seen

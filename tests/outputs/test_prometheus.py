@@ -20,10 +20,10 @@ from kvheadroom.outputs.check_report import check_report
 from kvheadroom.outputs.json_report import status_report, to_json
 from kvheadroom.outputs.metric_catalogue import CATALOGUE, ENGINE_LABELS, OVERHEAD_SAMPLE, PREFIX
 from kvheadroom.outputs.prometheus import exposition
-from kvheadroom.outputs.status_page import render_page
 from tests.conftest import Golden
 from tests.outputs.fleet import NOW, calibrated, fleet, inflated, offloading, on_a_gpu
 from tests.outputs.fleet import replica as replica_of
+from tests.outputs.pages import all_pages
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -372,7 +372,7 @@ def test_memory_that_a_sleeping_engine_takes_back_is_free_for_nobody() -> None:
     }
     used = [name for name, _ in samples(body.decode()) if name.endswith("_memory_used_bytes")]
     assert len(used) == 8
-    html = render_page(withhold_stale(asleep, NOW), NOW, None)
+    html = all_pages(withhold_stale(asleep, NOW), NOW)
     assert html.count("<td>an engine sleeps</td>") == 2
     report = status_report(withhold_stale(asleep, NOW), NOW, None)
     assert [gpu["free_bytes"] for gpu in report["gpus"]["gpus"]][:2] == [None, 81_913 * 2**20]

@@ -14,9 +14,9 @@ from kvheadroom.monitor.board import Board
 from kvheadroom.outputs.check_report import check_report
 from kvheadroom.outputs.json_report import status_report, to_json
 from kvheadroom.outputs.prometheus import exposition
-from kvheadroom.outputs.status_page import render_page
 from kvheadroom.sources.dcgm import NoGpusError, parse_dcgm_page
 from tests.dcgm_pages import gpu, page, series
+from tests.outputs.pages import all_pages
 from tests.outputs.test_gpu_series import some_claims, some_reading
 
 NOW = 1000.0
@@ -134,7 +134,7 @@ def test_what_is_exported_of_the_gpus_of_many_machines_holds_together(seeded: ra
                 if total is not None:
                     assert sum(known) <= total + 4 * 2**20
                     assert len(known) < 3 or sum(known) == total
-        assert render_page(fleet, NOW, None)
+        assert all_pages(fleet, NOW)
         assert to_json(status_report(fleet, NOW, None))
         assert list(check_report(fleet))
     assert all(seen.values()), seen

@@ -1,4 +1,4 @@
-"""The page at `/`: what a person reads there."""
+"""The pages at `/` and `/engines/<id>`: what a person reads there."""
 
 import re
 from dataclasses import replace
@@ -14,9 +14,10 @@ from kvheadroom.capacity.gpu_assignment import OthersMemory
 from kvheadroom.capacity.own_start import OwnStart
 from kvheadroom.capacity.readings import ToldTier
 from kvheadroom.outputs.numbers import count, gigabytes, percent, seconds, signed, size, span
-from kvheadroom.outputs.status_page import render_page
+from kvheadroom.outputs.status_page import STYLE, render_engine, render_fleet
 from tests.conftest import Golden
 from tests.outputs.fleet import NOW, calibrated, fleet, inflated, offloading, on_a_gpu, replica
+from tests.outputs.pages import all_pages
 
 
 class _Text(HTMLParser):
@@ -26,7 +27,7 @@ class _Text(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag not in ("meta", "br", "link"):
+        if tag not in ("meta", "br", "link", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -38,14 +39,28 @@ class _Text(HTMLParser):
 
 
 def words(notice: str | None = None, shown: FleetAssessment | None = None) -> str:
+    return words_of(all_pages(withhold_stale(shown or fleet(), NOW), NOW, notice))
+
+
+def words_of(html: str) -> str:
     parser = _Text()
-    parser.feed(render_page(withhold_stale(shown or fleet(), NOW), NOW, notice))
+    parser.feed(html)
     assert parser.open == []
     return " ".join(parser.words)
 
 
+def without_style(html: str) -> str:
+    """A page without the style sheet that all have."""
+    assert html.count(STYLE) == 1
+    return html.replace(STYLE, "")
+
+
 def test_the_page_is_as_committed(golden: Golden) -> None:
-    golden.check("status_page.html", render_page(withhold_stale(fleet(), NOW), NOW, None))
+    shown = withhold_stale(fleet(), NOW)
+    golden.check("fleet.html", without_style(render_fleet(shown, NOW, None)))
+    for name in ("gqa:0", "hbm:0", "offload:0", "down:"):
+        page = render_engine(shown, NOW, None, name)
+        golden.check(f"engine_{name.rstrip(':0')}.html", without_style(page.html))
 
 
 def test_predicted_observed_and_difference_stand_side_by_side() -> None:
@@ -111,7 +126,7 @@ def test_a_pool_of_which_no_size_is_told_is_unknown_with_its_reason_and_no_zero(
 
 
 def test_what_was_learned_stands_between_predicted_and_observed_with_how_it_is_known() -> None:
-    assert "<td>75,769,344</td><td>75,314,944</td><td>73,600,000</td>" in render_page(fleet(), NOW, None)
+    assert "<td>75,769,344</td><td>75,314,944</td><td>73,600,000</td>" in all_pages(fleet(), NOW)
     text = words()
     assert "the overhead is learned from 3 starts like it (1.05 to 1.15 GB). Its own start has no say" in text
     assert "It is left out of what the next one is told: 72.80 GiB of overhead are more than half of" in text
@@ -152,7 +167,7 @@ def test_the_prediction_shows_its_work() -> None:
 
 
 def test_a_missing_fact_comes_with_its_way_out_and_is_escaped() -> None:
-    html = render_page(fleet(), NOW, None)
+    html = all_pages(fleet(), NOW)
     assert "org/&lt;b&gt;tiny&lt;/b&gt;" in html
     assert "<b>tiny</b>" not in html
     assert "Way out: set `model: /path`" in words()
@@ -162,7 +177,7 @@ def test_a_replica_that_is_down_says_why_and_shows_no_old_numbers() -> None:
     page = words(shown=FleetAssessment((fleet().replicas[3],)))
     assert "metrics down: refused. GET http://down:8000/metrics: nothing listens there" in page
     assert "older than three scrapes" in page
-    assert "KV pool in use" not in page
+    assert "blocks" not in page
 
 
 def test_a_config_with_a_fault_is_said_on_top() -> None:
@@ -171,7 +186,7 @@ def test_a_config_with_a_fault_is_said_on_top() -> None:
 
 
 def test_gpus_stand_with_the_replica_they_serve_and_the_others_by_themselves() -> None:
-    html = render_page(fleet(), NOW, None)
+    html = all_pages(fleet(), NOW)
     assert "NVIDIA &lt;A100&gt;" in html
     page = words()
     assert "GPU-aaaaaaaa Xid 79 × 2 140.40 GiB 601.00 MiB 126.96 GiB – 12.86 GiB" in page
@@ -192,7 +207,8 @@ def test_gpus_stand_with_the_replica_they_serve_and_the_others_by_themselves() -
         in page
     )
     assert "+ free 6.11 GiB = 79.65 GiB." in page
-    alone = page[page.index("GPUs of this machine") :]
+    alone = words_of(render_fleet(withhold_stale(fleet(), NOW), NOW, None))
+    alone = alone[alone.index("GPUs of this machine") :]
     assert "lost. GPU 2 fell off the bus; Xid 31 × 1 since kvheadroom's start" in alone
     assert "not here. GPU-eeeeeeee of dp2's gpus is not on this machine." in alone
     assert "GPU-ffffffff is in MIG mode, and no MIG device of it can be read." in alone
@@ -203,7 +219,7 @@ def test_gpus_stand_with_the_replica_they_serve_and_the_others_by_themselves() -
 
 def test_the_memory_of_a_gpu_is_a_sum_in_words_from_the_box_to_the_pool() -> None:
     page = words(shown=FleetAssessment((fleet().replicas[6],), gpus=fleet().gpus))
-    begin = page.index("Memory of one GPU")
+    begin = page.index("Memory of one GPU predicted")
     # Learned are 1.1 GB (1.02 GiB) of overhead: the 78,226,585,027 B of the budget, less them and 4,065,536 B of weights, are
     # 2,353,592 blocks of 32,768 B (71.83 GiB) and 16,835 B.
     assert page[begin:].startswith(
@@ -217,7 +233,10 @@ def test_the_memory_of_a_gpu_is_a_sum_in_words_from_the_box_to_the_pool() -> Non
         "of it context 256.00 MiB of it activations 32.00 MiB of it cuda graphs 317.28 MiB "
         "of it unexplained +2.07 GiB live less predicted; 32,767 B of it may be rounding; live less calibrated is +1.64 GiB "
         "less block rounding 29,154 B 0 B to 32,767 B 16,835 B – – derived: less than one block "
-        "= kv pool 72.26 GiB 71.31 GiB to 72.85 GiB 71.83 GiB 70.19 GiB -2.07 GiB derived: 2,367,792 blocks; live: 2,300,000 blocks"
+        "= kv pool 72.26 GiB 71.31 GiB to 72.85 GiB 71.83 GiB 70.19 GiB -2.07 GiB derived: 2,367,792 blocks; live: 2,300,000 blocks "
+        "Predicted, to the byte taken off bytes left CUDA's total 85,028,896,768 outside utilization 6,802,311,741 78,226,585,027 "
+        "weights 4,065,536 78,222,519,491 overhead 634,682,081 77,587,837,410 block rounding 29,154 77,587,808,256 kv pool 77,587,808,256 0 "
+        "Calibrated, to the byte"
     )
     assert (
         "Pool above demand, 70.16 GiB: 16 requests (max_num_seqs) of max_model_len tokens fill 1,024 of"
@@ -238,8 +257,8 @@ def test_a_finding_about_a_gpu_names_it_beside_its_replica() -> None:
 
 def test_states_and_events_are_told_in_words() -> None:
     page = words()
-    assert "gqa · serving" in page
-    assert "down · down" in page
+    assert page.count("The server · serving") == 7
+    assert "The server · down http://down:8000" in page
     assert "2 events, the latest 90 s ago: engine 0: pool 64 blocks of 32 -> 128 blocks of 32" in page
     assert "90 s ago: restarted: its process started anew" in page
 

@@ -24,6 +24,7 @@ from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.forecast import Forecast, forecast
 from kvheadroom.capacity.history import (
     Growth,
+    LastHour,
     Moment,
     PastFigures,
     Recent,
@@ -69,6 +70,8 @@ class Reading:
         recent: the instants of the last minutes that the newest scrape is compared with.
         five_minutes: every scrape of the last five minutes, at most one a second.
         host_use: the memory of the server's host, which may be half a minute older; None where it is not seen.
+        last_hour: one scrape a minute of the last hour.
+        facts_at: unix seconds at which all but what the engine repeats on its page was last asked for; None where that is not known.
     """
 
     facts: EngineFacts
@@ -78,6 +81,8 @@ class Reading:
     recent: Recent = field(default_factory=Recent)
     five_minutes: PastFigures = field(default_factory=PastFigures)
     host_use: HostUse | None = None
+    last_hour: LastHour = field(default_factory=LastHour)
+    facts_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,7 @@ class Assessment:
     Attributes:
         calibrated: what starts of the same kind make of it, its own left out; None where there is none.
         own_start: what it tells itself for the next one; None where nobody watches starts.
+        last_hour, facts_at: of the reading.
         problems: what the engine says of itself that cannot all be true, or means something else than it seems to.
     """
 
@@ -107,6 +113,8 @@ class Assessment:
     states: tuple[StateFound, ...]
     warmth: Warmth
     problems: tuple[PageProblem, ...]
+    last_hour: LastHour = field(default_factory=LastHour)
+    facts_at: float | None = None
 
 
 def assess(
@@ -194,6 +202,8 @@ def assess(
             *_contradictions(snapshot, observation),
             *findings(snapshot, facts.rules, granularity, lately),
         ),
+        last_hour=reading.last_hour,
+        facts_at=reading.facts_at,
     )
 
 

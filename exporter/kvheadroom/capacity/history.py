@@ -80,6 +80,19 @@ class PastFigures(NamedTuple):
         return self.figures[_PLACES[name] :: len(KEPT)]
 
 
+class LastHour(NamedTuple):
+    """What is drawn of the last hour of one run: a scrape a minute, oldest first.
+
+    Attributes:
+        times: unix seconds.
+        kv_usage_ratios, preemptions_totals: at each of the times; NaN where the page did not tell it.
+    """
+
+    times: Sequence[float] = ()
+    kv_usage_ratios: Sequence[float] = ()
+    preemptions_totals: Sequence[float] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recent:
     """Earlier instants of the same run that a scrape is compared with; None where no scrape is near.

@@ -60,10 +60,15 @@ Identity = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Facts per engine, and how each source that they come from answered."""
+    """Facts per engine, and how each source that they come from answered.
+
+    Attributes:
+        told_at: unix seconds at which the answer came; None where nobody was asked.
+    """
 
     facts: dict[str, EngineFacts]
     sources: tuple[SourceStatus, ...]
+    told_at: float | None = None
 
 
 FetchPage = Callable[[], Awaitable[tuple[Scrape, VllmPage] | SourceFailure]]
@@ -291,7 +296,7 @@ class ReplicaSampler:
         before = self._known.get(identity)
         attempts, answered = (0, frozenset[str]()) if before is None else (before.attempts, before.answered)
         try:
-            resolution = asked.answer.result()
+            resolution = replace(asked.answer.result(), told_at=now)
         except Exception as error:
             log.exception("replica %s: its facts could not be found, please report it", self._last.replica)
             failure = SourceFailure("facts", FailureReason.INTERNAL, f"a fault of kvheadroom: {error!r}")
@@ -308,7 +313,7 @@ class ReplicaSampler:
         failed = {source.source for source in resolution.sources if not source.up}
         # With our own fault nothing was told at all.
         if before is not None and (failed & answered or "facts" in failed):
-            resolution = Resolution(before.resolution.facts, resolution.sources)
+            resolution = replace(before.resolution, sources=resolution.sources)
         answered |= {source.source for source in resolution.sources if source.up}
         attempts = attempts + 1 if failed else 0
         again = ASK_AGAIN_SECONDS[min(attempts, len(ASK_AGAIN_SECONDS)) - 1] if failed else math.inf
@@ -361,6 +366,8 @@ class ReplicaSampler:
                 recent=history.recent(),
                 five_minutes=history.five_minutes(),
                 host_use=host_use,
+                last_hour=history.last_hour(),
+                facts_at=resolution.told_at,
             )
             # Of the same facts the same prediction is made, and an hour of ticks has the same facts.
             same = last is not None and last.facts is facts

@@ -1,4 +1,4 @@
-"""The daemon's HTTP server: /metrics, /, /api/v1/status, /-/healthy, /-/ready, /runbooks/<alert>."""
+"""The daemon's HTTP server: /metrics, /, /engines/<id>, /api/v1/status, /-/healthy, /-/ready, /runbooks/<alert>."""
 
 import contextlib
 import gzip
@@ -17,14 +17,28 @@ from kvheadroom.capacity.errors import OperatorError
 from kvheadroom.capacity.fleet import FleetAssessment, withhold_stale
 from kvheadroom.outputs.json_report import status_report, to_json
 from kvheadroom.outputs.prometheus import exposition
-from kvheadroom.outputs.status_page import render_page
+from kvheadroom.outputs.status_page import (
+    STYLE_HASH,
+    Page,
+    read_view,
+    render_engine,
+    render_fleet,
+    render_words,
+)
 
 SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+
+
+PAGE_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{STYLE_HASH}'; img-src data:; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'"
+)
+"""Of the pages: no script at all, the one style sheet that stands in them, an empty icon."""
 
 
 class FleetSource(Protocol):
@@ -97,17 +111,22 @@ def _application(source: FleetSource, notice: str | None) -> web.Application:
         body, content_type = exposition(
             withhold_stale(source.fleet, now), now, request.headers.get("Accept", "")
         )
-        headers = {"Content-Type": content_type}
-        if _takes_gzip(request.headers.get("Accept-Encoding", "")):
-            body = gzip.compress(body, compresslevel=1)
-            headers["Content-Encoding"] = "gzip"
-        return web.Response(body=body, headers=headers)
+        return _answer(request, body, content_type)
 
-    async def page(request: web.Request) -> web.Response:
+    async def fleet_page(request: web.Request) -> web.Response:
         now = time.time()
-        still = "still" in request.query
-        html = render_page(withhold_stale(source.fleet, now), now, notice, still=still)
-        return web.Response(text=html, content_type="text/html")
+        view = read_view(request.query)
+        if isinstance(view, str):
+            return _page(request, render_words(400, "That cannot be shown", view))
+        return _page(request, Page(200, render_fleet(withhold_stale(source.fleet, now), now, notice, view)))
+
+    async def engine_page(request: web.Request) -> web.Response:
+        now = time.time()
+        view = read_view(request.query, of_engine=True)
+        if isinstance(view, str):
+            return _page(request, render_words(400, "That cannot be shown", view))
+        wanted = request.match_info["id"]
+        return _page(request, render_engine(withhold_stale(source.fleet, now), now, notice, wanted, view))
 
     async def status(_: web.Request) -> web.Response:
         now = time.time()
@@ -135,13 +154,28 @@ def _application(source: FleetSource, notice: str | None) -> web.Application:
         return web.Response(text=text, content_type="text/plain")
 
     app = web.Application(middlewares=[_with_security_headers], client_max_size=1024)
-    app.router.add_get("/", page)
+    app.router.add_get("/", fleet_page)
+    app.router.add_get("/engines/{id:[^/]+}", engine_page)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/-/healthy", healthy)
     app.router.add_get("/-/ready", ready)
     app.router.add_get("/runbooks/{alert:[A-Za-z]+}", runbook)
     return app
+
+
+def _page(request: web.Request, page: Page) -> web.Response:
+    answer = _answer(request, page.html.encode(), "text/html; charset=utf-8", status=page.status)
+    answer.headers["Content-Security-Policy"] = PAGE_POLICY
+    return answer
+
+
+def _answer(request: web.Request, body: bytes, content_type: str, *, status: int = 200) -> web.Response:
+    headers = {"Content-Type": content_type}
+    if _takes_gzip(request.headers.get("Accept-Encoding", "")):
+        body = gzip.compress(body, compresslevel=1)
+        headers["Content-Encoding"] = "gzip"
+    return web.Response(body=body, headers=headers, status=status)
 
 
 def _why_not_ready(fleet: FleetAssessment) -> str | None:
@@ -186,5 +220,6 @@ async def _with_security_headers(
     except web.HTTPException as error:
         error.headers.update(SECURITY_HEADERS)
         raise
-    response.headers.update(SECURITY_HEADERS)
+    for name, value in SECURITY_HEADERS.items():
+        response.headers.setdefault(name, value)
     return response
