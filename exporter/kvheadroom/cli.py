@@ -32,6 +32,9 @@ from kvheadroom.plan_arguments import (
     read_plan_options,
     read_what_if_options,
 )
+from kvheadroom.top_arguments import DESCRIPTION as TOP_DESCRIPTION
+from kvheadroom.top_arguments import EXAMPLES as TOP_EXAMPLES
+from kvheadroom.top_arguments import add_top_arguments, read_top_options
 
 if TYPE_CHECKING:
     from kvheadroom.app import ConfigFile
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from kvheadroom.capacity.readings import Scrape, SourceFailure
     from kvheadroom.config import Config
     from kvheadroom.history_calibrator import HistoryOrder
+    from kvheadroom.top_arguments import TopOptions
 
 T = TypeVar("T")
 
@@ -121,6 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_record(commands)
     _add_backtest(commands)
     _add_calibrate(commands)
+    _add_top(commands)
     return parser
 
 
@@ -300,6 +305,19 @@ def _add_calibrate(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> N
     )
     add_calibrate_arguments(calibrate)
     calibrate.set_defaults(run=_calibrate)
+
+
+def _add_top(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
+    top = commands.add_parser(
+        "top",
+        help="the board live in the terminal: who is in trouble, how many more sessions fit",
+        description=TOP_DESCRIPTION,
+        epilog=TOP_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_what_to_watch(top)
+    add_top_arguments(top)
+    top.set_defaults(run=_top)
 
 
 def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
@@ -561,6 +579,64 @@ def _look_at_fleet(arguments: argparse.Namespace) -> "Looked":
     # What the daemon would have logged is told with the results.
     logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
     return asyncio.run(look_at_fleet(_config(arguments.config, arguments.target)))
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    import asyncio
+    import logging
+
+    options = read_top_options(arguments)
+    config = None
+    if options.daemon is None:
+        config = _config(arguments.config, arguments.target, arguments.shard)
+
+    import uvloop
+
+    from kvheadroom.outputs.live_screen import open_console
+    from kvheadroom.top import from_daemon, from_servers, look_at_daemon, look_at_servers, show_live
+
+    # What the daemon would have logged is on the board.
+    logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
+    console = open_console(sys.stdout)
+    live = sys.stdout.isatty() and not console.is_dumb_terminal and not (options.once or options.json)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if options.daemon is not None:
+            if live:
+                runner.run(show_live(from_daemon(options.daemon), console, options.most))
+                return OK
+            return _show_once(runner.run(look_at_daemon(options.daemon)), f"from {options.daemon}", options)
+        assert config is not None  # noqa: S101  one of the two is said
+        if live:
+            runner.run(show_live(from_servers(config), console, options.most))
+            return OK
+        return _show_once(runner.run(look_at_servers(config)), "one look", options)
+
+
+def _show_once(answer: "dict[str, Any] | SourceFailure", origin: str, options: "TopOptions") -> int:
+    from kvheadroom.capacity.readings import SourceFailure
+    from kvheadroom.outputs.json_report import to_json
+    from kvheadroom.outputs.live_screen import has_blocks, open_console, print_lines
+    from kvheadroom.outputs.terminal import Space, board_lines
+    from kvheadroom.sources.status_api import parse_status
+
+    if isinstance(answer, SourceFailure):
+        print(f"kvheadroom: {answer.detail}", file=sys.stderr)
+        return INCOMPLETE
+    view = parse_status(answer)
+    if options.json:
+        print(to_json(answer))
+    else:
+        console = open_console(sys.stdout)
+        width, height = console.size
+        # The last line is the prompt's.
+        space = Space(
+            width=width,
+            height=height - 1 if console.is_terminal else None,
+            most=options.most,
+            blocks=has_blocks(console),
+        )
+        print_lines(console, board_lines(view, origin, space))
+    return OK if view.is_complete else INCOMPLETE
 
 
 def _option(name: str, validate: "Callable[..., T]", *values: Any) -> "T":
