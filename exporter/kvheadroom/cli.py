@@ -126,6 +126,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_backtest(commands)
     _add_calibrate(commands)
     _add_top(commands)
+    _add_rules(commands)
+    _add_dashboards(commands)
     return parser
 
 
@@ -318,6 +320,51 @@ def _add_top(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
     _add_what_to_watch(top)
     add_top_arguments(top)
     top.set_defaults(run=_top)
+
+
+def _add_rules(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
+    rules = commands.add_parser(
+        "rules",
+        help="write the recording rules and alerts for Prometheus",
+        description="Writes the recording rules and alerts that come with this release as one file of Prometheus, to FILE\n"
+        "or to standard output. docs/alerts.md lists them; each alert leads to a runbook that the daemon serves.",
+        epilog="  kvheadroom rules --out /etc/prometheus/kvheadroom.rules.yml\n\n"
+        "prometheus.yml:\n"
+        "  rule_files: [/etc/prometheus/kvheadroom.rules.yml]\n\n"
+        "For Prometheus 2.42 and later, 3 included. A file with another content (changed by hand, or of another\n"
+        "release) is left alone without --force; whoever reads FILE meanwhile has the old one or the new one, whole.\n"
+        "A threshold of your own is tried with `kvheadroom backtest --rules FILE`.\n\n"
+        "exit code: 0 written, or there already; 1 left alone, or it cannot be written; 2 usage",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    rules.add_argument("--out", type=Path, metavar="FILE", help="where to; default: standard output")
+    _add_force(rules)
+    rules.set_defaults(run=_rules)
+
+
+def _add_dashboards(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
+    dashboards = commands.add_parser(
+        "dashboards",
+        help="write the dashboards for Grafana",
+        description="Writes the Grafana dashboards that come with this release into a folder, which is made if need be.",
+        epilog="  kvheadroom dashboards --out /var/lib/grafana/dashboards/kvheadroom\n\n"
+        "Import them in Grafana, or let it read the folder (/etc/grafana/provisioning/dashboards/kvheadroom.yaml):\n"
+        "  apiVersion: 1\n"
+        "  providers:\n"
+        "    - name: kvheadroom\n"
+        "      options: {path: /var/lib/grafana/dashboards/kvheadroom}\n\n"
+        "Files with another content (changed by hand, or of another release) are left alone without --force, and then\n"
+        "none is written. Other files of the folder are never touched.\n\n"
+        "exit code: 0 written, or there already; 1 left alone, or one cannot be written; 2 usage",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    dashboards.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder")
+    _add_force(dashboards)
+    dashboards.set_defaults(run=_dashboards)
+
+
+def _add_force(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--force", action="store_true", help="replace what is there and differs")
 
 
 def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
@@ -637,6 +684,38 @@ def _show_once(answer: "dict[str, Any] | SourceFailure", origin: str, options: "
         )
         print_lines(console, board_lines(view, origin, space))
     return OK if view.is_complete else INCOMPLETE
+
+
+def _rules(arguments: argparse.Namespace) -> int:
+    from kvheadroom.shipped_files import rules_text
+
+    if arguments.out is None:
+        if arguments.force:
+            raise OperatorError("--force: nothing is replaced on standard output; give --out FILE")
+        print(rules_text(), end="")
+        return OK
+    return _write_files({arguments.out: rules_text()}, force=arguments.force)
+
+
+def _dashboards(arguments: argparse.Namespace) -> int:
+    from kvheadroom.shipped_files import dashboard_texts, make_folder
+
+    make_folder(arguments.out)
+    texts = {arguments.out / name: text for name, text in dashboard_texts().items()}
+    return _write_files(texts, force=arguments.force)
+
+
+def _write_files(texts: dict[Path, str], *, force: bool) -> int:
+    from kvheadroom.shipped_files import NotWrittenError, write_files
+
+    try:
+        written = write_files(texts, force=force)
+    except NotWrittenError as reason:
+        print(f"kvheadroom: {reason}", file=sys.stderr)
+        return INCOMPLETE
+    for one in written:
+        print(f"{one.path} was there already, the same" if one.was_there else f"wrote {one.path}")
+    return OK
 
 
 def _option(name: str, validate: "Callable[..., T]", *values: Any) -> "T":
