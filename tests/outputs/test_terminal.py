@@ -141,6 +141,12 @@ def test_what_is_known_of_an_engine_stands_on_its_line() -> None:
     )
 
 
+def test_one_preemption_is_one() -> None:
+    shown = view_of_many(4)
+    once = replace(shown.rows[1], preemptions_total=1.0)
+    assert " 1 preemption so far;" in text(replace(shown, rows=(once,)), 80)
+
+
 def test_ages_go_on_between_two_looks() -> None:
     lines = board_lines(view_of_many(4), "x", Space(width=80), age_seconds=3.0)
     assert any(line.plain.endswith(" 4 s old") for line in lines)

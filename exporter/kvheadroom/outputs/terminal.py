@@ -188,7 +188,7 @@ def _ahead(row: BoardRow) -> Iterator[str]:
     else:
         yield "no forecast"
     yield _requests(row)
-    yield f"{count(row.preemptions_total)} preemptions so far"
+    yield f"{count(row.preemptions_total)} {'preemption' if row.preemptions_total == 1 else 'preemptions'} so far"
     if row.stays_warm:
         yield f"idle sessions stay: {_warm(row.stays_warm)}"
     else:
