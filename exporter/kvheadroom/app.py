@@ -176,6 +176,24 @@ async def look_at(config: Config, place: str) -> OneReplica:
 
 
 @contextlib.asynccontextmanager
+async def watch_here(config: Config) -> AsyncIterator[Watch]:
+    """Watch as the daemon does, without serving anything, until the context ends.
+
+    Raises:
+        ConfigError: a file that the config names cannot be read.
+    """
+    files = SlowFiles()
+    endpoints = await open_endpoints(config, files, timeout_seconds=CONFIG_FILES_SECONDS)
+    async with contextlib.AsyncExitStack() as stack:
+        watch = Watch(await stack.enter_async_context(open_session()), files)
+        stack.push_async_callback(watch.close)
+        watch.prepare(config, endpoints, start=True)
+        gpus = asyncio.create_task(watch.sample_gpus())
+        stack.callback(gpus.cancel)
+        yield watch
+
+
+@contextlib.asynccontextmanager
 async def _watch_once(config: Config) -> AsyncIterator[Watch]:
     async with open_session() as session:
         files = SlowFiles()

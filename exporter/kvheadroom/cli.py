@@ -32,6 +32,9 @@ from kvheadroom.plan_arguments import (
     read_plan_options,
     read_what_if_options,
 )
+from kvheadroom.top_arguments import DESCRIPTION as TOP_DESCRIPTION
+from kvheadroom.top_arguments import EXAMPLES as TOP_EXAMPLES
+from kvheadroom.top_arguments import add_top_arguments, read_top_options
 
 if TYPE_CHECKING:
     from kvheadroom.app import ConfigFile
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from kvheadroom.capacity.readings import Scrape, SourceFailure
     from kvheadroom.config import Config
     from kvheadroom.history_calibrator import HistoryOrder
+    from kvheadroom.top_arguments import TopOptions
 
 T = TypeVar("T")
 
@@ -121,6 +125,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_record(commands)
     _add_backtest(commands)
     _add_calibrate(commands)
+    _add_top(commands)
+    _add_rules(commands)
+    _add_dashboards(commands)
     return parser
 
 
@@ -301,6 +308,64 @@ def _add_calibrate(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> N
     )
     add_calibrate_arguments(calibrate)
     calibrate.set_defaults(run=_calibrate)
+
+
+def _add_top(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
+    top = commands.add_parser(
+        "top",
+        help="the board live in the terminal: who is in trouble, how many more sessions fit",
+        description=TOP_DESCRIPTION,
+        epilog=TOP_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_what_to_watch(top)
+    add_top_arguments(top)
+    top.set_defaults(run=_top)
+
+
+def _add_rules(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
+    rules = commands.add_parser(
+        "rules",
+        help="write the recording rules and alerts for Prometheus",
+        description="Writes the recording rules and alerts that come with this release as one file of Prometheus, to FILE\n"
+        "or to standard output. docs/alerts.md lists them; each alert leads to a runbook that the daemon serves.",
+        epilog="  kvheadroom rules --out /etc/prometheus/kvheadroom.rules.yml\n\n"
+        "prometheus.yml:\n"
+        "  rule_files: [/etc/prometheus/kvheadroom.rules.yml]\n\n"
+        "For Prometheus 2.42 and later, 3 included. A file with another content (changed by hand, or of another\n"
+        "release) is left alone without --force; whoever reads FILE meanwhile has the old one or the new one, whole.\n"
+        "A threshold of your own is tried with `kvheadroom backtest --rules FILE`.\n\n"
+        "exit code: 0 written, or there already; 1 left alone, or it cannot be written; 2 usage",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    rules.add_argument("--out", type=Path, metavar="FILE", help="where to; default: standard output")
+    _add_force(rules)
+    rules.set_defaults(run=_rules)
+
+
+def _add_dashboards(commands: "argparse._SubParsersAction[VllmFlagsParser]") -> None:
+    dashboards = commands.add_parser(
+        "dashboards",
+        help="write the dashboards for Grafana",
+        description="Writes the Grafana dashboards that come with this release into a folder, which is made if need be.",
+        epilog="  kvheadroom dashboards --out /var/lib/grafana/dashboards/kvheadroom\n\n"
+        "Import them in Grafana, or let it read the folder (/etc/grafana/provisioning/dashboards/kvheadroom.yaml):\n"
+        "  apiVersion: 1\n"
+        "  providers:\n"
+        "    - name: kvheadroom\n"
+        "      options: {path: /var/lib/grafana/dashboards/kvheadroom}\n\n"
+        "Files with another content (changed by hand, or of another release) are left alone without --force, and then\n"
+        "none is written. Other files of the folder are never touched.\n\n"
+        "exit code: 0 written, or there already; 1 left alone, or one cannot be written; 2 usage",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    dashboards.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder")
+    _add_force(dashboards)
+    dashboards.set_defaults(run=_dashboards)
+
+
+def _add_force(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--force", action="store_true", help="replace what is there and differs")
 
 
 def _add_what_to_watch(command: argparse.ArgumentParser) -> None:
@@ -562,6 +627,96 @@ def _look_at_fleet(arguments: argparse.Namespace) -> "Looked":
     # What the daemon would have logged is told with the results.
     logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
     return asyncio.run(look_at_fleet(_config(arguments.config, arguments.target)))
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    import asyncio
+    import logging
+
+    options = read_top_options(arguments)
+    config = None
+    if options.daemon is None:
+        config = _config(arguments.config, arguments.target, arguments.shard)
+
+    import uvloop
+
+    from kvheadroom.outputs.live_screen import open_console
+    from kvheadroom.top import from_daemon, from_servers, look_at_daemon, look_at_servers, show_live
+
+    # What the daemon would have logged is on the board.
+    logging.getLogger("kvheadroom").setLevel(logging.CRITICAL)
+    console = open_console(sys.stdout)
+    live = sys.stdout.isatty() and not console.is_dumb_terminal and not (options.once or options.json)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if options.daemon is not None:
+            if live:
+                runner.run(show_live(from_daemon(options.daemon), console, options.most))
+                return OK
+            return _show_once(runner.run(look_at_daemon(options.daemon)), f"from {options.daemon}", options)
+        assert config is not None  # noqa: S101  one of the two is said
+        if live:
+            runner.run(show_live(from_servers(config), console, options.most))
+            return OK
+        return _show_once(runner.run(look_at_servers(config)), "one look", options)
+
+
+def _show_once(answer: "dict[str, Any] | SourceFailure", origin: str, options: "TopOptions") -> int:
+    from kvheadroom.capacity.readings import SourceFailure
+    from kvheadroom.outputs.json_report import to_json
+    from kvheadroom.outputs.live_screen import has_blocks, open_console, print_lines
+    from kvheadroom.outputs.terminal import Space, board_lines
+    from kvheadroom.sources.status_api import parse_status
+
+    if isinstance(answer, SourceFailure):
+        print(f"kvheadroom: {answer.detail}", file=sys.stderr)
+        return INCOMPLETE
+    view = parse_status(answer)
+    if options.json:
+        print(to_json(answer))
+    else:
+        console = open_console(sys.stdout)
+        width, height = console.size
+        # The last line is the prompt's.
+        space = Space(
+            width=width,
+            height=height - 1 if console.is_terminal else None,
+            most=options.most,
+            blocks=has_blocks(console),
+        )
+        print_lines(console, board_lines(view, origin, space))
+    return OK if view.is_complete else INCOMPLETE
+
+
+def _rules(arguments: argparse.Namespace) -> int:
+    from kvheadroom.shipped_files import rules_text
+
+    if arguments.out is None:
+        if arguments.force:
+            raise OperatorError("--force: nothing is replaced on standard output; give --out FILE")
+        print(rules_text(), end="")
+        return OK
+    return _write_files({arguments.out: rules_text()}, force=arguments.force)
+
+
+def _dashboards(arguments: argparse.Namespace) -> int:
+    from kvheadroom.shipped_files import dashboard_texts, make_folder
+
+    make_folder(arguments.out)
+    texts = {arguments.out / name: text for name, text in dashboard_texts().items()}
+    return _write_files(texts, force=arguments.force)
+
+
+def _write_files(texts: dict[Path, str], *, force: bool) -> int:
+    from kvheadroom.shipped_files import NotWrittenError, write_files
+
+    try:
+        written = write_files(texts, force=force)
+    except NotWrittenError as reason:
+        print(f"kvheadroom: {reason}", file=sys.stderr)
+        return INCOMPLETE
+    for one in written:
+        print(f"{one.path} was there already, the same" if one.was_there else f"wrote {one.path}")
+    return OK
 
 
 def _option(name: str, validate: "Callable[..., T]", *values: Any) -> "T":

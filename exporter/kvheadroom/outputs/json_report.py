@@ -7,6 +7,7 @@ from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.calibration import CalibratedPrediction
 from kvheadroom.capacity.facts import EngineFacts, Fact
 from kvheadroom.capacity.fleet import FleetAssessment, GpuAssessment, ReplicaAssessment, is_stale
+from kvheadroom.capacity.fleet_verdict import FleetVerdict, fleet_verdict, worst_first
 from kvheadroom.capacity.gpu_assignment import GpuAssignments
 from kvheadroom.capacity.gpu_ledger import HbmTotals, gpu_ledgers, hbm_totals
 from kvheadroom.capacity.gpus import GpuFailure
@@ -17,6 +18,7 @@ from kvheadroom.capacity.prefix_cache import Hits
 from kvheadroom.capacity.readings import EngineSnapshot, VllmPage
 from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.warm_sessions import Warmth
+from kvheadroom.outputs.fleet_words import verdict_sentence
 
 
 def inspect_report(source: str, page: VllmPage) -> dict[str, Any]:
@@ -40,6 +42,17 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
         "now": now,
         "config_fault": None if fleet.reload is None else fleet.reload.fault,
         "shard": fleet.shard,
+        "verdict": _verdict(fleet_verdict(fleet, now)),
+        "worst_first": [
+            {
+                "replica": one.replica.replica,
+                "engine": None if one.engine is None else one.engine.snapshot.engine,
+                "verdict": str(one.verdict),
+                "urgency": str(one.verdict.urgency),
+                "why": one.why,
+            }
+            for one in worst_first(fleet, now)
+        ],
         "replicas": [_replica(fleet, replica, now) for replica in fleet.replicas],
         "targets": [
             {"replica": target.replica, "source": target.source, "labels": dict(target.labels)}
@@ -83,6 +96,25 @@ def status_report(fleet: FleetAssessment, now: float, notice: str | None) -> dic
         },
         "gpus": None if fleet.gpus is None else _gpus(fleet, fleet.gpus),
         "remote_gpus": _remote_gpus(fleet),
+    }
+
+
+def _verdict(verdict: FleetVerdict) -> dict[str, Any]:
+    return {
+        "sentence": verdict_sentence(verdict),
+        "urgency": str(verdict.urgency),
+        "servers": verdict.servers,
+        "engines": verdict.engines,
+        "server_verdicts": {str(one): number for one, number in verdict.server_verdicts},
+        "engine_verdicts": {str(one): number for one, number in verdict.engine_verdicts},
+        "room": (room := verdict.room)
+        and {
+            "session_tokens": room.session_tokens,
+            "sessions": room.sessions,
+            "engines": room.engines,
+            "shorter_engines": room.shorter_engines,
+            "unknown_engines": room.unknown_engines,
+        },
     }
 
 

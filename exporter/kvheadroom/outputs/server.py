@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from importlib import resources
 from typing import Protocol
 
 from aiohttp import web
@@ -25,6 +24,7 @@ from kvheadroom.outputs.status_page import (
     render_fleet,
     render_words,
 )
+from kvheadroom.shipped_files import shipped_folder
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -207,7 +207,7 @@ def read_runbook(alert: str) -> str | None:
     """The runbook of one alert as it is shipped, None when there is none."""
     if not re.fullmatch(r"[A-Za-z]+", alert):
         return None
-    file = resources.files("kvheadroom").joinpath("dashboards", "runbooks", f"{alert}.md")
+    file = shipped_folder("runbooks") / f"{alert}.md"
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 

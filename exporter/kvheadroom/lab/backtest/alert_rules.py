@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.shipped_files import shipped_folder
 from kvheadroom.strict_yaml import read_small_file
 
 OWN_RULES = "alerts.yaml"
@@ -96,10 +96,8 @@ class Rules:
 
 
 def own_rules() -> Rules:
-    """The package's own early warnings, in an installed package and in a checkout."""
-    packed = Path(str(resources.files("kvheadroom").joinpath("dashboards", "rules", OWN_RULES)))
-    path = packed if packed.is_file() else Path(__file__).parents[4] / "dashboards" / "rules" / OWN_RULES
-    return read_rules(path, only_group=OWN_EARLY_WARNINGS)
+    """The package's own early warnings."""
+    return read_rules(shipped_folder("rules") / OWN_RULES, only_group=OWN_EARLY_WARNINGS)
 
 
 def read_rules(path: Path, *, only_group: str | None = None) -> Rules:
