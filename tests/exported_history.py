@@ -104,14 +104,14 @@ def prometheus_with(*series: Series) -> Callable[[Asked], Answer]:
 
 @contextmanager
 def real_prometheus_with(
-    binaries: Binaries, folder: Path, *series: Series
+    binaries: Binaries, folder: Path, *series: Series, seconds: int = 3600, every: int = 15
 ) -> Iterator[tuple[PrometheusServer, float]]:
-    """One with a past hour of these, a sample every 15 s; and when it ends, in unix seconds: NOW of the series."""
+    """One with a past hour of these, or as long as said; and when it ends, in unix seconds: NOW of the series."""
     ends_at = float(int(time.time()) // 60 * 60 - 600)
     with (folder / "history").open("w") as file:
         for labels, value in series:
             shown = ",".join(f'{name}="{text}"' for name, text in labels.items() if name != "__name__")
-            for at in range(-3600, 1, 15):
+            for at in range(-seconds, 1, every):
                 text = value(at)
                 if text is not None:
                     file.write(f"{labels['__name__']}{{{shown}}} {text} {ends_at + at:.3f}\n")

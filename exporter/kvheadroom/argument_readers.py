@@ -105,6 +105,19 @@ def gibibytes(text: str) -> float:
     return value
 
 
+def size(text: str) -> int:
+    """Bytes of a size with its unit: `64GB`, `59.6GiB`."""
+    from kvheadroom.setting_values import parse_size
+
+    try:
+        found = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 10**6 <= found <= 10**14:
+        raise argparse.ArgumentTypeError(f"{text!r}: from 1MB to 100000GB is needed")
+    return found
+
+
 def release(text: str) -> str:
     """A release of vLLM."""
     if parse_release(text) is None:

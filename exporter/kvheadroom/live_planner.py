@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from kvheadroom.app import OneReplica, look_at
+from kvheadroom.capacity.assessment import Reading, assess
 from kvheadroom.capacity.errors import OperatorError
+from kvheadroom.capacity.expected_hits import learn
 from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.fleet import ReplicaAssessment
+from kvheadroom.capacity.readings import SourceFailure
+from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.running_server import Change, RunningServer, start_with
 from kvheadroom.capacity.stored_model import ModelFiles
+from kvheadroom.capacity.tier_sizes import ask
 from kvheadroom.capacity.what_if import what_if
 from kvheadroom.capacity.what_if_answer import WhatIf
 from kvheadroom.config import Config, load_config, validate_address, validate_config
+from kvheadroom.past_replicas import instance_of
 from kvheadroom.planner import (
     PlanOptions,
     Report,
@@ -28,6 +34,8 @@ from kvheadroom.planner import (
 )
 from kvheadroom.replica import operator_facts
 from kvheadroom.sources.model_files import SOURCE as MODEL_FILES
+from kvheadroom.sources.prometheus_api import PrometheusApi
+from kvheadroom.sources.reuse_history import read_stretches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,8 @@ class WhatIfOptions:
         runs_with: flags that it runs with and that nothing else tells, with `gpu` and `hbm_bytes`.
         changes: the flags in `flags` and `swept`, the GPU and the release are what is to be otherwise; of its model, the files and the
             weights of the one that runs, if any.
+        tier_bytes: sizes of an offload tier, of which it is asked what they would find.
+        prometheus: that knows the last day of the server; `select` names it there, empty for its address.
     """
 
     place: str
@@ -47,6 +57,9 @@ class WhatIfOptions:
     api_key_file: Path | None
     runs_with: Mapping[str, Any]
     changes: PlanOptions
+    tier_bytes: tuple[int, ...] = ()
+    prometheus: PrometheusApi | None = None
+    select: str = ""
 
 
 class ServerUnavailableError(Exception):
@@ -73,7 +86,24 @@ def make_what_if(
     flags = with_draft(wanted.flags, draft)
     changes = tuple(_changes(replace(wanted, flags=flags), draft))
     server = _with_model(server, wanted, environment, home, report)
-    return what_if(server, changes, session_tokens=wanted.session_tokens, gpus=wanted.gpus, learned=learned)
+    answer = what_if(server, changes, session_tokens=wanted.session_tokens, gpus=wanted.gpus, learned=learned)
+    if options.prometheus is None:
+        return answer
+    report(f"asking {options.prometheus.url} for the last day of {server.url}")
+    return replace(answer, reuse=_reuse(server, options.prometheus, options))
+
+
+def _reuse(server: RunningServer, api: PrometheusApi, options: WhatIfOptions) -> Reuse | str:
+    """What tiers of other sizes would find, by the last day in Prometheus."""
+    reading = Reading(facts=server.facts, snapshot=server.snapshot, taken_at=server.taken_at)
+    question = ask(server.facts, assess(reading, ()).warmth.tiers, options.tier_bytes)
+    if isinstance(question, str):
+        return question
+    select = options.select or f'instance="{instance_of(server.url)}"'
+    stretches = read_stretches(api, select, server.snapshot, server.taken_at)
+    if isinstance(stretches, SourceFailure):
+        raise ServerUnavailableError(f"Prometheus at {api.url}: {stretches.detail}")
+    return learn(stretches, question)
 
 
 def _config(options: WhatIfOptions) -> Config:

@@ -41,7 +41,7 @@ class PastReplicas:
         self._version = version
         self._by_address: dict[str, list[ReplicaConfig]] = {}
         for replica in config.replicas:
-            self._by_address.setdefault(_address(replica.url), []).append(replica)
+            self._by_address.setdefault(instance_of(replica.url), []).append(replica)
         self._models: dict[str, ModelFiles | SourceFailure] = {}
 
     def name_of(self, start: ScrapedStart) -> str | None:
@@ -133,7 +133,7 @@ def _checked(outcome: CalibrationSample | Excluded, facts: EngineFacts) -> Calib
     return outcome
 
 
-def _address(url: str) -> str:
+def instance_of(url: str) -> str:
     """As Prometheus writes `instance`: host and port."""
     parts = urlsplit(url)
     return (

@@ -19,6 +19,7 @@ from kvheadroom.argument_readers import (
     section,
     several,
     share,
+    size,
     whole_number,
     word,
 )
@@ -40,6 +41,7 @@ examples:
   kvheadroom plan /models/glm-nvfp4 --compare /models/glm-fp8 --gpu B200 --tp 4,8 --gpus 56
   kvheadroom plan ./config.json --hbm-bytes 191.5g --weights-bytes 141g --tp 4 --json
   kvheadroom plan --from http://host:8000 --runs-with='-tp 4 --gpu B200' --tp 4,8 --session-tokens 256K
+  kvheadroom plan --from http://host:8000 --tier-sizes 64GB,128GB,256GB --prometheus http://prometheus:9090
   kvheadroom plan /models/glm --from glm-a --config kvheadroom.yaml --max-model-len 512K
 
 MODEL is a folder with config.json, a config.json alone, or a name on the Hugging Face hub: its local cache is looked
@@ -58,6 +60,9 @@ estimated, and both show the steps between them.
 change the sessions before and after, with intervals, what vLLM's checks at start-up would say, and what is not
 modelled. Its flags come from the engine, --config and, on this machine, its command line; no page of vLLM tells the
 parallel sizes and the GPU: --runs-with='-tp 4 --gpu B200' says them. --mtp 0 takes drafting away.
+
+--tier-sizes 64GB,256GB --prometheus URL beside --from tells which share of prompt tokens an offload tier of each size would find, learned from how soon
+the prompts of the last day came back: vLLM's own metrics in that Prometheus (docs/warm-sessions.md).
 
 --calibration FILE puts beside each row what starts of its kind had for overhead, or, carried over, starts of the same
 model with other settings: n, and the interval. Raw figures stay, and where only one of the two starts, the first
@@ -163,6 +168,28 @@ def add_plan_arguments(plan: argparse.ArgumentParser) -> None:
     live.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="holds the server's API key, without --config"
     )
+    reuse = plan.add_argument_group("what an offload tier would find, by the last day of the server")
+    reuse.add_argument(
+        "--tier-sizes",
+        type=several(size),
+        metavar="SIZES",
+        help="sizes of one engine's tier in host memory: 64GB,256GB; with --from and --prometheus",
+    )
+    reuse.add_argument("--prometheus", metavar="URL", help="a Prometheus that scrapes this vLLM")
+    reuse.add_argument(
+        "--select",
+        metavar="MATCHERS",
+        help='how it knows the server, as in PromQL: \'job="vllm",instance="glm:8000"\' (default: instance, by the server\'s address)',
+    )
+    reuse.add_argument(
+        "--bearer-token-file", type=Path, metavar="FILE", help="holds the token that this Prometheus asks for"
+    )
+    reuse.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="certificates (PEM) of the authority of its https:// address",
+    )
     what = plan.add_argument_group("the model and the GPUs")
     weights = what.add_mutually_exclusive_group()
     weights.add_argument(
@@ -251,7 +278,10 @@ def read_what_if_options(arguments: argparse.Namespace) -> "WhatIfOptions":
         OperatorError: options that do not go together.
     """
     from kvheadroom.live_planner import WhatIfOptions
+    from kvheadroom.prometheus_arguments import read_api, read_select
 
+    if bool(arguments.tier_sizes) != bool(arguments.prometheus):
+        raise OperatorError("--tier-sizes and --prometheus belong together")
     for name, option in (
         ("cases", "--cases"),
         ("compare", "--compare"),
@@ -281,6 +311,9 @@ def read_what_if_options(arguments: argparse.Namespace) -> "WhatIfOptions":
         api_key_file=arguments.api_key_file,
         runs_with=_read_running(arguments.runs_with or ""),
         changes=changes,
+        tier_bytes=arguments.tier_sizes or (),
+        prometheus=read_api(arguments) if arguments.prometheus else None,
+        select=read_select(arguments),
     )
 
 

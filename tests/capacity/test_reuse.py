@@ -3,7 +3,6 @@
 import math
 import os
 import random
-from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from kvheadroom.capacity.reuse import (
 )
 from kvheadroom.capacity.reuse_ages import Ages, interval_of
 from kvheadroom.capacity.reuse_curve import ReuseCurve, Sample, rising
+from tests.capacity.lru_day import lru_day
 
 SEED = int(os.environ.get("KVHEADROOM_SEED", random.randrange(2**32)))
 NONE = TierContent(tokens=0.0, stores_answers=False)
@@ -167,43 +167,6 @@ def test_too_few_stretches_and_a_pool_that_was_never_full_tell_nothing() -> None
     assert isinstance(learn([*quiet, stretch()], question()), str)
     roomy = learn([stretch(follows=False)] * LEAST_STRETCHES, question(pool_tokens=1e12))
     assert roomy == "nothing was evicted so far, so how long content has to stay is not known"
-
-
-def lru_day(rng: random.Random, tier_tokens: int) -> tuple[list[Stretch], float]:
-    """Two LRU caches of sessions under a load that comes and goes; (a day's stretches, what was found of all).
-
-    A session asks for its 1,000 tokens about ten times, minutes apart.
-    """
-    caches = (OrderedDict[int, None](), 60_000), (OrderedDict[int, None](), tier_tokens)
-    due: list[tuple[float, int]] = []
-    at = 0.0
-    for session in range(20_000):
-        at += rng.expovariate(0.03 * (1.0 + 0.9 * math.sin(at / 10_000.0)))
-        when = at
-        while True:
-            due.append((when, session))
-            when += math.exp(rng.gauss(math.log(300.0), 1.0))
-            if rng.random() < 0.1:
-                break
-    figures = [[0.0, 0.0, 0.0] for _ in range(144)]
-    for when, session in sorted(due):
-        if when >= 86_400.0:
-            break
-        one = figures[int(when // 600)]
-        one[0] += 1000.0
-        found = [session in cache for cache, _ in caches]
-        if any(found):
-            one[1 if found[0] else 2] += 1000.0
-        for cache, size in caches:
-            cache.pop(session, None)
-            cache[session] = None
-            if len(cache) * 1000 > size:
-                cache.popitem(last=False)
-    stretches = [
-        Stretch(600.0, one[0], one[1], one[2], 0.0, 0.0, 0.0, follows=place > 0)
-        for place, one in enumerate(figures)
-    ]
-    return stretches, sum(one[1] + one[2] for one in figures) / sum(one[0] for one in figures)
 
 
 def test_of_plain_lru_caches_each_size_is_found_within_three_points() -> None:

@@ -7,6 +7,7 @@ from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded
 from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
 from kvheadroom.capacity.observation import Observation
 from kvheadroom.capacity.readings import EngineSnapshot
+from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.running_server import Change, RunningServer
 from kvheadroom.capacity.startup_check import FreeMemory, KvCheck, MemoryCheck
 
@@ -108,6 +109,7 @@ class WhatIf:
     Attributes:
         gpus: of which all rows are counted together.
         session_tokens: lengths that sessions are counted of.
+        reuse: what a tier of another size would find; a string says why that is not known; None where nobody asks.
     """
 
     server: RunningServer
@@ -115,3 +117,4 @@ class WhatIf:
     rows: tuple[WhatIfRow, ...]
     gpus: int
     session_tokens: tuple[int, ...]
+    reuse: Reuse | str | None = None

@@ -538,12 +538,13 @@ def _warmth(warmth: Warmth, engine: EngineSnapshot) -> dict[str, Any]:
             for one in warmth.saved
         ],
         "findings": [{"finding": str(finding), "detail": detail} for finding, detail in warmth.findings],
-        "reuse": _reuse(warmth.reuse) if isinstance(warmth.reuse, Reuse) else None,
+        "reuse": reuse_json(warmth.reuse) if isinstance(warmth.reuse, Reuse) else None,
         "reuse_unknown": warmth.reuse if isinstance(warmth.reuse, str) else None,
     }
 
 
-def _reuse(reuse: Reuse) -> dict[str, Any]:
+def reuse_json(reuse: Reuse) -> dict[str, Any]:
+    """What tiers of other sizes would find."""
     return {
         "seconds": reuse.seconds,
         "prompt_tokens": reuse.prompts,

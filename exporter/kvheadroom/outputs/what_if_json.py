@@ -4,8 +4,9 @@ from dataclasses import asdict
 from typing import Any
 
 from kvheadroom.capacity.calibration_samples import CalibrationSample
+from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.what_if_answer import NOT_MODELLED, Now, WhatIf, WhatIfRow
-from kvheadroom.outputs.json_report import to_json
+from kvheadroom.outputs.json_report import reuse_json, to_json
 from kvheadroom.outputs.plan_json import calibrated_json, plan_fields
 from kvheadroom.outputs.plan_words import with_options
 
@@ -18,6 +19,8 @@ def what_if_json(answer: WhatIf) -> str:
             "gpus": answer.gpus,
             "session_tokens": list(answer.session_tokens),
             "rows": [with_options(_row(row)) for row in answer.rows],
+            "reuse": reuse_json(answer.reuse) if isinstance(answer.reuse, Reuse) else None,
+            "reuse_unknown": answer.reuse if isinstance(answer.reuse, str) else None,
             "not_modelled": list(NOT_MODELLED),
         },
         indent=2,

@@ -8,9 +8,10 @@ from kvheadroom.capacity.deployment import DeploymentPlan, Outcome
 from kvheadroom.capacity.facts import PARALLEL_FLAGS, Origin
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.plan_figures import figures
+from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.startup_check import FreeMemory
 from kvheadroom.capacity.what_if_answer import NOT_MODELLED, Now, Sessions, WhatIf, WhatIfRow
-from kvheadroom.outputs.numbers import count, signed_percent, size
+from kvheadroom.outputs.numbers import count, gigabytes, percent, signed_percent, size, span
 from kvheadroom.outputs.plan_report import figure_lines
 from kvheadroom.outputs.plan_tables import GIB, START_HEADS, columns, gb, start_cells, wrapped
 
@@ -34,6 +35,7 @@ def what_if_report(answer: WhatIf, *, explain: bool) -> Iterator[str]:
     yield "What vLLM's checks at start-up would say, and what else the change does"
     for row in answer.rows:
         yield from _checks(row)
+    yield from _reuse(answer.reuse)
     if explain:
         for row in answer.rows:
             yield ""
@@ -45,6 +47,32 @@ def what_if_report(answer: WhatIf, *, explain: bool) -> Iterator[str]:
     yield "Not modelled"
     for sentence in NOT_MODELLED:
         yield from wrapped(sentence, "  ", "    ")
+
+
+def _reuse(reuse: Reuse | str | None) -> Iterator[str]:
+    if reuse is None:
+        return
+    yield ""
+    yield "What an offload tier in host memory would find"
+    if isinstance(reuse, str):
+        yield from wrapped(f"Not known: {reuse}.", "  ", "    ")
+        return
+    found = (
+        f"Of {count(reuse.prompts)} prompt tokens of {span(reuse.seconds)}, {percent(reuse.pool_ratio)} were found in HBM and "
+        f"{percent(reuse.outside_ratio)} by a KV connector. By how soon they came back, HBM and a tier would find together:"
+    )
+    yield from wrapped(found, "  ", "  ")
+    rows = [
+        (
+            gigabytes(one.size.bytes) if one.size.bytes else "no tier",
+            count(round(one.size.tokens)),
+            "?" if one.ratio is None else percent(one.ratio),
+            percent(one.low_ratio),
+            percent(one.high_ratio),
+        )
+        for one in reuse.expected
+    ]
+    yield from columns(("tier", "tokens", "would find", "at least", "at most"), rows)
 
 
 def _now(now: Now) -> str:
