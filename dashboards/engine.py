@@ -1,6 +1,6 @@
 """One server: what its engines hold, what is coming, what stops the next request."""
 
-from dashboards import frame, limits, promql
+from dashboards import frame, limits, promql, tiles
 from dashboards.grafana import (
     DASHED,
     DOTTED,
@@ -65,46 +65,13 @@ def engine() -> Json:
 
 
 def _tiles() -> Line:
-    headroom, half = catalogue.SESSIONS_HEADROOM, promql.metric("forecast_exhaustion_seconds")
-    likely, usage = catalogue.FORECAST_PROBABILITY, promql.metric("kv_usage_ratio")
+    likely = catalogue.FORECAST_PROBABILITY
     soon = promql.lines(likely, f'horizon="{limits.SOON}"', drop=["horizon"])
     return (
         4,
         [
-            (
-                4,
-                stat(
-                    "Still fit",
-                    f"""Whole sessions of the chosen length that fit in what is free now, on all engines of the server ({headroom.full_name}).
-
-none: the next session of this length waits, or takes the blocks of another one.""",
-                    f"sum({promql.lines(headroom)})",
-                    unit="suffix: sessions",
-                    decimals=0,
-                    mappings=words({0: "none"}),
-                    thresholds=judged((1, "green"), below="red"),
-                    when_empty="no numbers for this length",
-                ),
-            ),
-            (
-                4,
-                stat(
-                    "Full in",
-                    f"""When the next request finds no room on the first of the engines, with a probability of a half ({half.full_name}). \
-Nothing within ten minutes is said where there is a forecast ({likely.full_name}).
-
-Seconds: act now; the runbook says how. Minutes: send new sessions elsewhere.""",
-                    promql.soonest_without_room(),
-                    unit="s",
-                    decimals=0,
-                    mappings=words({promql.NEVER: "not in 10 min", 0: "now"}),
-                    thresholds=judged(
-                        (limits.IMMINENT_SECONDS, "orange"), (promql.NEVER, "green"), below="red"
-                    ),
-                    when_empty="no forecast",
-                    links=[runbook("KvHeadroomExhaustionImminent")],
-                ),
-            ),
+            (4, tiles.still_fit()),
+            (4, tiles.full_in()),
             (
                 4,
                 stat(
@@ -121,55 +88,24 @@ Above it: send new sessions elsewhere now, while that still helps.""",
                     links=[runbook("KvHeadroomExhaustionSoon")],
                 ),
             ),
-            (
-                4,
-                stat(
-                    "KV in use",
-                    f"""Share of the KV blocks that running requests hold, on the fullest engine ({usage.full_name}). The limit is the alert's.
-
-A pool can fill within seconds, so a low number is no proof of room.""",
-                    f"max({promql.lines(usage)})",
-                    unit="percentunit",
-                    decimals=0,
-                    thresholds=judged((limits.FULL, "orange")),
-                    when_empty="not reported",
-                ),
-            ),
+            (4, tiles.fullest()),
             (
                 4,
                 stat(
                     "Waits for",
-                    f"""What keeps waiting requests from running ({catalogue.BINDING_LIMIT.full_name}); of several engines what more memory would \
-help.
+                    f"""What keeps waiting requests from running ({catalogue.BINDING_LIMIT.full_name}); of several engines the worst, \
+which is the pool.
 
 KV pool: more KV memory or fewer sessions help. max_num_seqs, token budget, deferred: more KV memory does not.""",
                     f"max({promql.numbered(catalogue.BINDING_LIMIT, 'limit', promql.LIMITS)})",
                     unit="short",
-                    mappings=words(
-                        {1: "nobody waits", 2: "deferred", 3: "token budget", 4: "max_num_seqs", 5: "KV pool"}
-                    ),
+                    mappings=words(promql.WAITS_FOR),
                     thresholds=judged((2, "yellow"), (5, "red")),
                     when_empty="not known",
                     links=[runbook("KvHeadroomSessionLimitNotKv")],
                 ),
             ),
-            (
-                4,
-                stat(
-                    "Preempted",
-                    f"""Requests that the engine with the most preempted within five minutes ({promql.metric("preemptions_total").full_name}). \
-The limit is the alert's.
-
-Each is work done twice and a stall that a user sees.""",
-                    f"max({promql.preemptions_in_five_minutes()})",
-                    unit="suffix: in 5 min",
-                    decimals=0,
-                    mappings=words({0: "none"}),
-                    thresholds=judged((1, "yellow"), (limits.PREEMPTIONS, "red")),
-                    when_empty="not reported",
-                    links=[runbook("KvHeadroomPreempting")],
-                ),
-            ),
+            (4, tiles.preempted()),
         ],
     )
 
@@ -215,11 +151,7 @@ def _states() -> Json:
         catalogue.FORECAST_UNAVAILABLE,
     )
     texts = {
-        1: "nobody waits",
-        2: "deferred",
-        3: "token budget",
-        4: "max_num_seqs",
-        5: "KV pool",
+        **promql.WAITS_FOR,
         **{_OF_FORECAST + i: reason for i, reason in enumerate(promql.NO_FORECAST, 1)},
         _OF_STATE + 1: "yes",
     }

@@ -1,6 +1,6 @@
 """The fleet: who is in trouble, how many more sessions fit, when is it full. And how the exporter itself is doing."""
 
-from dashboards import exporter_health, frame, limits, promql
+from dashboards import exporter_health, frame, limits, promql, tiles
 from dashboards.frame import ENGINE
 from dashboards.grafana import (
     DASHED,
@@ -48,8 +48,7 @@ def fleet() -> Json:
 
 
 def _tiles() -> Line:
-    state, headroom = catalogue.ENGINE_STATE, catalogue.SESSIONS_HEADROOM
-    waiting, half = promql.metric("requests_waiting"), promql.metric("forecast_exhaustion_seconds")
+    state, waiting = catalogue.ENGINE_STATE, promql.metric("requests_waiting")
     return (
         4,
         [
@@ -59,8 +58,8 @@ def _tiles() -> Line:
                     "In trouble",
                     f"""Engines that preempt, will preempt, are stuck or whose pool is too small ({state.full_name}, \
 {catalogue.FORECAST_PROBABILITY.full_name} with the limits of the alerts, {waiting.full_name} and \
-{promql.metric("kv_usage_ratio").full_name}), and servers that do not answer ({catalogue.REPLICA_STATE.full_name}), of those whose \
-numbers are there ({catalogue.SAMPLE_AGE.full_name}).
+{promql.metric("kv_usage_ratio").full_name}), and servers that do not answer \
+({catalogue.REPLICA_STATE.full_name}); nobody only where somebody is watched ({catalogue.SAMPLE_AGE.full_name}).
 
 The table below has them first, with what is wrong in words.""",
                     promql.engines_in_trouble(),
@@ -71,57 +70,9 @@ The table below has them first, with what is wrong in words.""",
                     when_empty="no numbers",
                 ),
             ),
-            (
-                4,
-                stat(
-                    "Still fit",
-                    f"""Whole sessions of the chosen length that fit in what is free now, all engines together \
-({headroom.full_name}). Engines that have no number for this length count nothing.
-
-none: the next session of this length waits, or takes the blocks of another one. Send new sessions to an engine that has some left (table \
-below), or add a replica.""",
-                    f"sum({promql.lines(headroom)})",
-                    unit="suffix: sessions",
-                    decimals=0,
-                    mappings=words({0: "none"}),
-                    thresholds=judged((1, "green"), below="red"),
-                    when_empty="no numbers for this length",
-                ),
-            ),
-            (
-                4,
-                stat(
-                    "Full in",
-                    f"""When the next request finds no room on the first engine, with a probability of a half ({half.full_name}). Nothing within \
-ten minutes is said where there is a forecast ({catalogue.FORECAST_PROBABILITY.full_name}).
-
-Seconds: act now; the runbook says how. Minutes: send new sessions elsewhere.""",
-                    promql.soonest_without_room(),
-                    unit="s",
-                    decimals=0,
-                    mappings=words({promql.NEVER: "not in 10 min", 0: "now"}),
-                    thresholds=judged(
-                        (limits.IMMINENT_SECONDS, "orange"), (promql.NEVER, "green"), below="red"
-                    ),
-                    when_empty="no forecast",
-                    links=[runbook("KvHeadroomExhaustionSoon")],
-                ),
-            ),
-            (
-                4,
-                stat(
-                    "Fullest",
-                    f"""Share of the KV blocks that running requests hold on the fullest engine \
-({promql.metric("kv_usage_ratio").full_name}). The limit is the alert's.
-
-One full pool preempts however empty the others are: look whether the balancer in front of them spreads sessions.""",
-                    f"max({promql.lines('kv_usage_ratio')})",
-                    unit="percentunit",
-                    decimals=0,
-                    thresholds=judged((limits.FULL, "orange")),
-                    when_empty="not reported",
-                ),
-            ),
+            (4, tiles.still_fit()),
+            (4, tiles.full_in()),
+            (4, tiles.fullest()),
             (
                 4,
                 stat(
@@ -137,23 +88,7 @@ The table below says for each engine what they wait for; more KV memory helps on
                     when_empty="not reported",
                 ),
             ),
-            (
-                4,
-                stat(
-                    "Preempted",
-                    f"""The most requests that one engine preempted within five minutes \
-({promql.metric("preemptions_total").full_name}). The limit is the alert's.
-
-Each is work done twice and a stall that a user sees.""",
-                    f"max({promql.preemptions_in_five_minutes()})",
-                    unit="suffix: in 5 min",
-                    decimals=0,
-                    mappings=words({0: "none"}),
-                    thresholds=judged((1, "yellow"), (limits.PREEMPTIONS, "red")),
-                    when_empty="not reported",
-                    links=[runbook("KvHeadroomPreempting")],
-                ),
-            ),
+            (4, tiles.preempted()),
         ],
     )
 
@@ -167,7 +102,6 @@ def _worst_first() -> Json:
     columns = [
         Column(of="replica", title="replica", width=110, links=[to_engine]),
         Column(of="engine", title="engine", width=65),
-        Column(of="model_name", title="model", width=120),
         Column(
             of="A",
             title="trouble",
@@ -196,15 +130,12 @@ def _worst_first() -> Json:
             coloured=True,
         ),
         Column(of="E", title="still fit", unit="short", decimals=0, width=75, mappings=words({0: "none"})),
-        Column(of="F", title="in use", unit="short", decimals=1, width=70),
         Column(of="G", title="waiting", unit="short", decimals=0, width=75),
         Column(
             of="H",
-            title="for",
+            title="waits for",
             width=110,
-            mappings=words(
-                dict(enumerate(("nothing", "deferred", "token_budget", "max_num_seqs", "kv_pool"), 1))
-            ),
+            mappings=words(promql.WAITS_FOR),
         ),
         Column(
             of="I",
@@ -224,6 +155,8 @@ def _worst_first() -> Json:
             thresholds=judged((limits.PREDICTION_OFF, "blue"), below="text"),
             coloured=True,
         ),
+        Column(of="F", title="in use", unit="short", decimals=1, width=70),
+        Column(of="model_name", title="model", width=120),
     ]
     names = ", ".join(
         family.full_name
@@ -246,7 +179,7 @@ def _worst_first() -> Json:
     return table(
         "Engines, worst first",
         f"""One row for each engine, and for each server that does not answer. trouble: the worst of no answer, stuck, preempting, will preempt \
-(the limits of the alerts), pool too small. still fit and in use: sessions of the chosen length. for: what keeps requests waiting. preempted: \
+(the limits of the alerts), pool too small. still fit and in use: sessions of the chosen length. waits for: what keeps requests waiting. preempted: \
 within five minutes. risk: of a preemption within ten. pool off: observed against predicted. An empty cell is not known. From {names}.
 
 A click on a replica leads to its engines, with queue, pool and forecast over time. Alerts that fire are in the table below, each \

@@ -70,7 +70,7 @@ def prediction() -> Json:
                 Section(title="GPUs", lines=[(9, [(24, _gpus())]), (9, [(12, _free()), (12, _others())])]),
                 Section(
                     title="Samples of the overhead, and faults of GPUs",
-                    lines=[(8, [(24, _samples())]), (8, [(8, _excluded()), (8, _xids()), (8, _ages())])],
+                    lines=[(8, [(24, _samples())]), (9, [(8, _excluded()), (8, _xids()), (8, _ages())])],
                     collapsed=True,
                 ),
             ]
@@ -418,11 +418,11 @@ pool_above_demand: give the memory to something else. room_outside_budget: raise
 more than the budget leaves. grew_since_start: the overhead grew. slowest_rank: one GPU of several holds all back.""",
         [now("A", promql.short_gpu(_all_findings()))],
         [
-            Column(of="replica", title="replica", width=90),
-            Column(of="engine", title="engine", width=65),
+            Column(of="replica", title="replica", width=80),
+            Column(of="finding", title="finding", width=150),
+            Column(of="A", title="memory", unit="bytes", decimals=2, width=85),
             Column(of="short", title="GPU", width=110),
-            Column(of="finding", title="finding", width=170),
-            Column(of="A", title="memory", unit="bytes", decimals=2, width=100),
+            Column(of="engine", title="engine", width=65),
         ],
         when_empty="No finding",
         sort_by=[("memory", "down")],

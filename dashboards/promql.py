@@ -167,6 +167,7 @@ def numbered(family: Metric, label: str, values: Sequence[str], but: str = "") -
 
 LIMITS = ("none", "deferred", "token_budget", "max_num_seqs", "kv_pool")
 """What keeps requests waiting, the pool last."""
+WAITS_FOR = dict(enumerate(("nobody waits", "deferred", "token budget", "max_num_seqs", "KV pool"), start=1))
 
 NO_FORECAST = ("sleeping", "watched_too_short", "tokens_per_block_unknown", "not_told")
 WARM = ("no", "perhaps", "yes")

@@ -132,6 +132,11 @@ def test_panels_have_ids_and_titles_of_their_own(uid: str) -> None:
     assert len(set(titles)) == len(titles)
 
 
+@each_panel
+def test_a_panel_is_of_a_kind_that_grafana_has_not_left_behind(panel: Json) -> None:
+    assert panel["type"] in {"stat", "table", "timeseries", "state-timeline"}
+
+
 @each_dashboard
 def test_it_begins_with_six_tiles(uid: str) -> None:
     tiles = DASHBOARDS[uid]["panels"][:6]
@@ -548,6 +553,17 @@ def test_restarts_preemptions_and_alerts_are_marked(uid: str) -> None:
         "Firing alerts of kvheadroom",
     ]
     assert all(mark["enable"] and mark["datasource"] == PROMETHEUS for mark in marks)
+
+
+def test_the_page_about_them_names_each_and_shows_pictures_that_load_quickly() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "dashboards.md").read_text()
+    linked = [(docs / target) for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page)]
+    assert all(target.resolve().exists() for target in linked)
+    assert {target.stem for target in linked if target.suffix == ".json"} == set(DASHBOARDS)
+    pictures = [target for target in linked if target.suffix == ".png"]
+    assert {picture.name for picture in pictures} == {file.name for file in (docs / "images").iterdir()}
+    assert all(picture.stat().st_size < 150_000 for picture in pictures)
 
 
 # --- layout ---

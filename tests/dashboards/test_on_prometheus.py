@@ -172,7 +172,7 @@ def test_a_running_daemon_fills_the_dashboard_of_its_engine(prometheus2: Binarie
     assert answers["kvheadroom-fleet"].shown >= {
         "In trouble",
         "Still fit",
-        "Fullest",
+        "KV in use",
         "Engines, worst first",
         "KV cache in use, fullest engines",
         "Daemons",
