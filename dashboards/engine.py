@@ -16,7 +16,6 @@ from dashboards.grafana import (
     query,
     runbook,
     stat,
-    steps,
     table,
     time_series,
     timeline,
@@ -171,10 +170,8 @@ docs/forecast.md, and each has a runbook where it has an alert.""",
                 "no forecast ({{engine}})",
             ),
         ],
-        mappings=words(texts),
-        thresholds=steps(
-            (2, "yellow"), (5, "red"), (_OF_FORECAST, "blue"), (_OF_STATE, "orange"), below="green"
-        ),
+        texts=texts,
+        colors=[(1, "green"), (2, "yellow"), (5, "red"), (_OF_FORECAST, "blue"), (_OF_STATE, "orange")],
         when_empty="Not known what binds, and no state with a name",
         links=[runbook("KvHeadroomNoForecast")],
     )
@@ -434,8 +431,8 @@ def _state_of_server() -> Json:
 down: it does not answer. wedged: it answers scrapes, but its counters stand still and /health fails; restart it. stats_disabled: it runs \
 with --disable-log-stats; start it without.""",
         [query("A", promql.numbered(family, "state", promql.REPLICA_STATES), "{{replica}}")],
-        mappings=words(dict(enumerate(promql.REPLICA_STATES, 1))),
-        thresholds=steps((2, "blue"), (5, "orange"), (6, "red")),
+        texts=dict(enumerate(promql.REPLICA_STATES, 1)),
+        colors=frame.COLORS_OF_SERVERS,
         when_empty="The server is not watched",
         links=[runbook("KvHeadroomTargetDown"), runbook("KvHeadroomEngineWedged")],
     )

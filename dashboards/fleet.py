@@ -17,7 +17,6 @@ from dashboards.grafana import (
     query,
     runbook,
     stat,
-    steps,
     table,
     time_series,
     timeline,
@@ -425,8 +424,8 @@ with --disable-log-stats. starting, scaling and sleeping pass by themselves.""",
                 "{{replica}}",
             )
         ],
-        mappings=words(dict(enumerate(promql.REPLICA_STATES, 1))),
-        thresholds=steps((2, "blue"), (5, "orange"), (6, "red")),
+        texts=dict(enumerate(promql.REPLICA_STATES, 1)),
+        colors=frame.COLORS_OF_SERVERS,
         when_empty="All servers served all the time",
         links=[runbook("KvHeadroomTargetDown")],
     )

@@ -6,6 +6,9 @@ from dashboards.grafana import Json, annotation, datasource_variable, label_vari
 # What tells lines apart comes first: a narrow panel cuts the end of a legend.
 ENGINE = "engine {{engine}} of {{replica}}"
 
+COLORS_OF_SERVERS = ((1, "green"), (2, "blue"), (5, "orange"), (6, "red"))
+"""From which of `promql.REPLICA_STATES` on a server is drawn in which colour."""
+
 
 def variables(*, one_replica: bool = False, idle_times: bool = False) -> list[Json]:
     """Those of every dashboard.

@@ -52,9 +52,19 @@ def look(matcher: str, of: str, custom: Json) -> Json:
     }
 
 
-def words(texts: Mapping[int, str]) -> list[Json]:
-    """What stands in place of single values."""
-    options = {str(value): {"text": text, "index": i} for i, (value, text) in enumerate(texts.items())}
+def words(texts: Mapping[int, str], colors: Sequence[Step] = ()) -> list[Json]:
+    """What stands in place of single values.
+
+    Args:
+        texts: the word for each value.
+        colors: from which value on a word has which colour; without, the thresholds decide.
+    """
+    options: dict[str, Json] = {}
+    for i, (value, text) in enumerate(texts.items()):
+        options[str(value)] = {"text": text, "index": i}
+        for start, color in colors:
+            if value >= start:
+                options[str(value)]["color"] = color
     return [{"type": "value", "options": options}]
 
 
@@ -361,17 +371,18 @@ def timeline(
     queries: Sequence[Json],
     *,
     when_empty: str,
-    mappings: Sequence[Json],
-    thresholds: Json | None = None,
+    texts: Mapping[int, str],
+    colors: Sequence[Step],
     links: Sequence[Json] = (),
 ) -> Json:
     """A panel of one row per series, with a bar while it is there, and in the bar a word for its value."""
     defaults: Json = {
-        "color": {"mode": "thresholds"},
+        # By thresholds the legend would have their numbers in place of the words.
+        "color": {"mode": "palette-classic"},
         "custom": {"fillOpacity": 70, "lineWidth": 0, "spanNulls": False},
-        "mappings": list(mappings),
+        "mappings": words(texts, colors),
         "noValue": when_empty,
-        "thresholds": thresholds or steps(below="orange"),
+        "thresholds": steps(below="text"),
         "unit": "short",
     }
     panel = _panel(

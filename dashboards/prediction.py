@@ -54,9 +54,9 @@ def prediction() -> Json:
                     title=None,
                     lines=[
                         _tiles(),
-                        (9, [(24, _pools())]),
-                        (9, [(12, _drift()), (12, _unexplained())]),
+                        (8, [(24, _pools())]),
                         (9, [(24, _ledger())]),
+                        (9, [(12, _drift()), (12, _unexplained())]),
                     ],
                 ),
                 Section(
@@ -240,9 +240,9 @@ by term.""",
                 thresholds=OFF,
                 coloured=True,
             ),
-            Column(of="F", title="sessions: predicted", decimals=2, unit="short", width=140),
-            Column(of="G", title="sessions: calibrated", decimals=2, unit="short", width=140),
-            Column(of="H", title="sessions: observed", decimals=2, unit="short", width=140),
+            Column(of="F", title="sessions: predicted", decimals=2, unit="short", width=152),
+            Column(of="G", title="sessions: calibrated", decimals=2, unit="short", width=152),
+            Column(of="H", title="sessions: observed", decimals=2, unit="short", width=152),
             Column(of="basis", title="told by", width=170),
         ],
         when_empty="No engine has a pool that is known",
@@ -296,9 +296,9 @@ def _ledger() -> Json:
     )
     difference = f"{promql.lines(observed)} - {promql.lines(predicted)}"
     return table(
-        "Ledger: memory of one GPU, term by term",
+        "Ledger: memory of one GPU, term by term; furthest off first",
         f"""Each term as predicted ({predicted.full_name}; they add up to the GPU's total as CUDA reports it), as calibrated \
-({calibrated.full_name}), and as the live pool tells ({observed.full_name}: pool and overhead only), and the difference to what was predicted.
+({calibrated.full_name}), and as the live pool tells ({observed.full_name}: pool and overhead only), and the difference to what was predicted, with and without its sign.
 
 The largest difference is the term to mend: overhead by calibration, weights by weights_bytes, outside_utilization by gpu or hbm_bytes. Nothing \
 for pools that a flag gives.""",
@@ -307,6 +307,7 @@ for pools that a flag gives.""",
             now("B", promql.lines(calibrated)),
             now("C", promql.lines(observed)),
             now("D", difference),
+            now("E", f"abs({difference})"),
         ],
         [
             *OF_ENGINE,
@@ -315,9 +316,10 @@ for pools that a flag gives.""",
             Column(of="B", title="calibrated", unit="bytes", decimals=2, width=105),
             Column(of="C", title="observed", unit="bytes", decimals=2, width=105),
             Column(of="D", title="difference", unit="bytes", decimals=2, width=105),
+            Column(of="E", title="off by", unit="bytes", decimals=2, width=105),
         ],
         when_empty="No pool that is what HBM leaves over, or facts are missing",
-        sort_by=[("replica", "up"), ("engine", "up"), ("predicted", "down")],
+        sort_by=[("off by", "down"), ("predicted", "down"), ("replica", "up")],
         hidden=["model_name"],
     )
 

@@ -354,7 +354,8 @@ tier_too_small: stores found no room; raise --kv-offloading-size. tier_not_payin
 something else better. nothing_stored: in an hour there were prompts and no stores; look at --kv-transfer-config. The status page has the \
 sentence.""",
         [query("A", promql.lines(family), "{{finding}} {{replica}}/{{engine}}")],
-        mappings=words({1: "yes"}),
+        texts={1: "yes"},
+        colors=[(1, "orange")],
         when_empty="No finding",
     )
 

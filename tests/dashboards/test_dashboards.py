@@ -279,7 +279,10 @@ def test_a_colour_is_never_the_only_sign(panel: Json) -> None:
     if panel["type"] == "state-timeline":
         assert panel["options"]["showValue"] == "auto"
         assert panel["options"]["legend"]["showLegend"]
-        assert panel["fieldConfig"]["defaults"]["mappings"]
+        [mapping] = panel["fieldConfig"]["defaults"]["mappings"]
+        # By thresholds Grafana's legend would have their numbers in place of the words.
+        assert all(option["text"] and option["color"] for option in mapping["options"].values())
+        assert panel["fieldConfig"]["defaults"]["color"]["mode"] != "thresholds"
     if panel["type"] == "stat":
         assert panel["options"]["textMode"] == "value"
         assert panel["options"]["graphMode"] == "none"
