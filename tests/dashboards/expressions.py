@@ -119,15 +119,21 @@ def refused_by_promtool(promtool: Path, queries: Mapping[str, str], folder: Path
 
 def wrong_answers(
     promtool: Path,
-    series: Mapping[str, float],
+    series: Mapping[str, float | str],
     answers: Mapping[str, Mapping[str, float]],
     folder: Path,
     chosen: Mapping[str, str] | None = None,
 ) -> str:
-    """What promtool says where a query, over these series, does not answer that; empty when all do."""
+    """What promtool says where a query, over these series, does not answer that after five minutes; empty when all do.
+
+    A series is a value that stays, or promtool's text of one every 15 s.
+    """
     case = {
         "interval": "15s",
-        "input_series": [{"series": name, "values": f"{value}x40"} for name, value in series.items()],
+        "input_series": [
+            {"series": name, "values": value if isinstance(value, str) else f"{value}x40"}
+            for name, value in series.items()
+        ],
         "promql_expr_test": [
             {
                 "expr": filled_in(query, chosen),

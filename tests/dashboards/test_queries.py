@@ -295,6 +295,25 @@ def test_of_many_lines_the_highest_are_kept_all_along(promtool: Path, tmp_path: 
     assert expressions.wrong_answers(promtool, lines, answers, tmp_path, ALL | {"__range": "2m"}) == ""
 
 
+def test_a_line_is_chosen_by_all_of_the_time_that_is_shown_and_not_by_its_end(
+    promtool: Path, tmp_path: Path
+) -> None:
+    dipped, peaked, between = (ENGINE % name for name in ("glm-dipped", "glm-peaked", "glm-between"))
+    series = {
+        of("kv_usage_ratio", dipped): "0x10 0.9x30",
+        of("kv_usage_ratio", peaked): "1x10 0.1x30",
+        of("kv_usage_ratio", between): "0.5x40",
+    }
+    usage = promql.lines("kv_usage_ratio")
+    answers = {
+        promql.ends(usage, lowest=True, many=1): {f"{{{dipped}}}": 0.9},
+        promql.ends(usage, many=1): {f"{{{peaked}}}": 0.1},
+        # By another expression: how far from a half.
+        promql.ends(usage, of=f"-abs({usage} - 0.5)", many=1): {f"{{{between}}}": 0.5},
+    }
+    assert expressions.wrong_answers(promtool, series, answers, tmp_path, ALL) == ""
+
+
 def test_a_gpu_that_two_sources_tell_of_has_one_row_and_a_short_name(promtool: Path, tmp_path: Path) -> None:
     gpu = 'gpu="GPU-1a2b3c4d-0001-0002-0003-000000000000"'
     mig = 'gpu="MIG-GPU-30303030/3"'
