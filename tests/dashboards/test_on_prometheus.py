@@ -78,13 +78,15 @@ class Asked:
         return finite
 
 
-def variables_offer_something(server: PrometheusServer, document: Json, chosen: Mapping[str, str]) -> bool:
-    queries = expressions.variable_queries(document)
-    return all(
-        any(label in series for series in server.series(expressions.filled_in(queries[name], chosen)))
-        for name, label in [(name, "instance" if name == "daemon" else name) for name in queries]
-        if name != "idle_seconds"
-    )
+def variables_without_a_value(
+    server: PrometheusServer, document: Json, chosen: Mapping[str, str]
+) -> set[str]:
+    empty = set()
+    for name, query in expressions.variable_queries(document).items():
+        label = "instance" if name == "daemon" else name
+        if not any(label in series for series in server.series(expressions.filled_in(query, chosen))):
+            empty.add(name)
+    return empty
 
 
 def test_every_panel_shows_something_of_a_fleet_that_has_every_family(
@@ -105,7 +107,7 @@ def test_every_panel_shows_something_of_a_fleet_that_has_every_family(
             asked = Asked(server, document, chosen, ends_at, 3600)
             assert asked.wrong == []
             assert asked.silent == set(), uid
-            assert variables_offer_something(server, document, chosen)
+            assert variables_without_a_value(server, document, chosen) == set()
 
 
 def test_nothing_that_the_daemon_says_of_recorded_pages_is_missing_on_a_panel(
@@ -157,7 +159,9 @@ def test_a_running_daemon_fills_the_dashboard_of_its_engine(prometheus2: Binarie
             answers = {
                 uid: Asked(server, document, chosen, ends_at, span) for uid, document in DASHBOARDS.items()
             }
-            assert all(variables_offer_something(server, one, chosen) for one in DASHBOARDS.values())
+            for document in DASHBOARDS.values():
+                # Whether a session is warm is not known before something was evicted.
+                assert variables_without_a_value(server, document, chosen) <= {"idle_seconds"}
     for asked in answers.values():
         assert asked.wrong == []
     # The fewest that a server without a GPU, a connector or a finished request can leave out.
