@@ -1,1 +1,1 @@
-"""The Grafana dashboard as Python, and the alert rules and runbooks that are shipped with it."""
+"""The Grafana dashboards as Python, and the alert rules and runbooks that are shipped with it."""

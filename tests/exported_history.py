@@ -102,12 +102,22 @@ def prometheus_with(*series: Series) -> Callable[[Asked], Answer]:
     return answer
 
 
+def ended_lately() -> float:
+    """A whole minute of which Prometheus takes the history in."""
+    return float(int(time.time()) // 60 * 60 - 600)
+
+
 @contextmanager
 def real_prometheus_with(
-    binaries: Binaries, folder: Path, *series: Series, seconds: int = 3600, every: int = 15
+    binaries: Binaries,
+    folder: Path,
+    *series: Series,
+    ends_at: float | None = None,
+    seconds: int = 3600,
+    every: int = 15,
 ) -> Iterator[tuple[PrometheusServer, float]]:
     """One with a past hour of these, or as long as said; and when it ends, in unix seconds: NOW of the series."""
-    ends_at = float(int(time.time()) // 60 * 60 - 600)
+    ends_at = ended_lately() if ends_at is None else ends_at
     with (folder / "history").open("w") as file:
         for labels, value in series:
             shown = ",".join(f'{name}="{text}"' for name, text in labels.items() if name != "__name__")

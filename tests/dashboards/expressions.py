@@ -14,22 +14,33 @@ EXPORTED = {metric.full_name: metric for metric in CATALOGUE}
 # One legal value each, as Grafana would fill it in.
 VALUES = {
     "__rate_interval": "1m15s",
+    "__range": "1h",
+    "__interval": "15s",
     "job": "(kv|kvheadroom)",
     "replica": "(glm-a|glm-b)",
     "model_name": ".*",
     "engine": ".+",
     "session_tokens": "262144",
+    "idle_seconds": "2700",
 }
 PROMETHEUS_LABELS = {"job", "instance"}
 
 Json = dict[str, Any]
 
 
+def panels_of(dashboard: Json) -> list[Json]:
+    """All that show something, those in rows that are folded away too."""
+    found: list[Json] = []
+    for panel in dashboard["panels"]:
+        found += panel["panels"] if panel["type"] == "row" else [panel]
+    return found
+
+
 def panel_queries(dashboard: Json) -> dict[str, str]:
     """`title, ref` -> PromQL, of all panels."""
     return {
         f"{panel['title']}, {target['refId']}": target["expr"]
-        for panel in dashboard["panels"]
+        for panel in panels_of(dashboard)
         for target in panel["targets"]
     }
 
@@ -51,13 +62,13 @@ def all_queries(dashboard: Json) -> dict[str, str]:
 
 
 def variables_used(text: str) -> set[str]:
-    return set(re.findall(r"\$\{?(\w+)", text))
+    return set(re.findall(r"\$\{?([a-z_]\w*)", text))
 
 
 def filled_in(query: str, chosen: Mapping[str, str] | None = None) -> str:
     """The query as Grafana sends it. Raises KeyError for a variable that does not exist."""
     values = VALUES | dict(chosen or {})
-    return re.sub(r"\$\{?(\w+)\}?", lambda found: values[found[1]], query)
+    return re.sub(r"\$\{?([a-z_]\w*)\}?", lambda found: values[found[1]], query)
 
 
 def metric_names(text: str) -> set[str]:
@@ -82,6 +93,18 @@ def given_to_range_functions(query: str) -> set[str]:
     return set(re.findall(rf"\b(?:rate|irate|increase)\(\s*({PREFIX}\w+)", query))
 
 
+def labels_of_lines(query: str) -> set[str]:
+    """The labels that tell the lines of a query apart, `job` and `model_name` not counted: other labels of an engine name it."""
+    summed = re.match(r"(?:sum|max|min|count)(?: by \(([^)]*)\))? \(|(?:sum|max|min)\(", query)
+    if summed:
+        return {label.strip() for label in (summed[1] or "").split(",") if label.strip()}
+    [first, *_] = selectors(query)
+    dropped = {label.strip() for label in re.findall(r"max without \(([^)]*)\)", query)[0].split(",")}
+    chosen = {label for label, value in re.findall(r'(\w+)="([^"]*)"', query) if value}
+    told = set(EXPORTED[first[0]].labels) - dropped - chosen - {"model_name"}
+    return told - {"gpu"} | {"short"} if "label_replace(" in query else told
+
+
 def refused_by_promtool(promtool: Path, queries: Mapping[str, str], folder: Path) -> str:
     """What promtool says against the queries, written as recording rules; empty when all parse."""
     rules = [
@@ -96,15 +119,21 @@ def refused_by_promtool(promtool: Path, queries: Mapping[str, str], folder: Path
 
 def wrong_answers(
     promtool: Path,
-    series: Mapping[str, float],
+    series: Mapping[str, float | str],
     answers: Mapping[str, Mapping[str, float]],
     folder: Path,
     chosen: Mapping[str, str] | None = None,
 ) -> str:
-    """What promtool says where a query, over these series, does not answer that; empty when all do."""
+    """What promtool says where a query, over these series, does not answer that after five minutes; empty when all do.
+
+    A series is a value that stays, or promtool's text of one every 15 s.
+    """
     case = {
         "interval": "15s",
-        "input_series": [{"series": name, "values": f"{value}x40"} for name, value in series.items()],
+        "input_series": [
+            {"series": name, "values": value if isinstance(value, str) else f"{value}x40"}
+            for name, value in series.items()
+        ],
         "promql_expr_test": [
             {
                 "expr": filled_in(query, chosen),
