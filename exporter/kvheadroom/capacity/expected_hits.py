@@ -58,6 +58,12 @@ def learn(stretches: Sequence[Stretch], question: ReuseQuestion) -> Reuse | str:
         for fold in range(_FOLDS)
         if (left := [one for one in samples if one.at * _FOLDS // len(intervals) != fold])
     ]
+    # How far off the sum is for the tier that there is, it may be for another one.
+    off = 0.0
+    if question.tier.tokens > 0:
+        load = _load(intervals, question.tier, curve)
+        found = math.fsum(one.prompts - one.computed for one in asked) / prompts
+        off = abs(load.ratio(load.shares(curve)) - found)
     return Reuse(
         seconds=math.fsum(one.seconds for one in asked),
         prompts=prompts,
@@ -72,6 +78,7 @@ def learn(stretches: Sequence[Stretch], question: ReuseQuestion) -> Reuse | str:
                 TierContent(tokens=size.tokens, stores_answers=question.tier.stores_answers),
                 curve,
                 folds,
+                off=off,
             )
             for size in question.sizes
         ),
@@ -168,6 +175,8 @@ def _expected(
     tier: TierContent,
     curve: ReuseCurve,
     folds: Sequence[ReuseCurve],
+    *,
+    off: float,
 ) -> ExpectedHits:
     as_it_was = _load(intervals, tier, curve)
     shares = as_it_was.shares(curve)
@@ -180,7 +189,7 @@ def _expected(
     sure = [_sure(one, share, tier, most) for one, share in zip(intervals, shares, strict=True)]
     figures = (as_it_was.ratio(shares), bound.ratio(bound_shares))
     unseen = (one.ratio(one.shares(curve, unseen=1.0)) for one in (as_it_was, bound))
-    spread = max(_LEAST_SPREAD, _spread(as_it_was, folds)) + _load_doubt(intervals, figures[0])
+    spread = max(_LEAST_SPREAD, _spread(as_it_was, folds)) + _load_doubt(intervals, figures[0]) + off
     return ExpectedHits(
         size=size,
         low_ratio=max(0.0, min(*figures, as_it_was.ratio(sure)) - spread),
