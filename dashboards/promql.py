@@ -146,6 +146,18 @@ def counted(expression: str, among: str) -> str:
     return f"count({expression}) or 0 * count({among})"
 
 
+def in_gigabytes(expression: str, label: str, to: str) -> str:
+    """With one more label: the size that another one has in bytes as a person reads it, where it is a whole number of GB.
+
+    Args:
+        label: whose value is a number of bytes.
+        to: name of the new one.
+    """
+    shown = f'label_replace({expression}, "{to}", "$1 B", "{label}", "(.+)")'
+    shown = f'label_replace({shown}, "{to}", "$1 GB", "{label}", "(.+)000000000")'
+    return f'label_replace({shown}, "{to}", "none", "{label}", "0")'
+
+
 def numbered(family: Metric, label: str, values: Sequence[str], but: str = "") -> str:
     """For each engine the number of the label's value: 1 for the first. Of several at once the last counts.
 

@@ -318,18 +318,22 @@ def _other_sizes() -> Json:
 
 "at least" well above what is found today: a tier of that size pays. No middle: the last day says too little about it; docs/warm-sessions.md says why. \
 The sizes are tier_sizes of the config.""",
-        [now("A", promql.lines(middle)), now("B", promql.lines(low)), now("C", promql.lines(high))],
         [
-            Column(of="replica", title="replica", width=150),
-            Column(of="engine", title="engine", width=75),
-            Column(of="model_name", title="model", width=150),
-            Column(of="tier_bytes", title="tier, bytes", width=150),
-            Column(of="B", title="at least", unit="percentunit", decimals=1, width=100),
-            Column(of="A", title="would find", unit="percentunit", decimals=1, width=110),
-            Column(of="C", title="at most", unit="percentunit", decimals=1, width=100),
+            now(ref, promql.in_gigabytes(promql.lines(family), "tier_bytes", "tier"))
+            for ref, family in (("A", middle), ("B", low), ("C", high))
+        ],
+        [
+            Column(of="replica", title="replica", width=120),
+            Column(of="engine", title="engine", width=70),
+            Column(of="model_name", title="model", width=120),
+            Column(of="tier", title="tier", width=95),
+            Column(of="B", title="at least", unit="percentunit", decimals=1, width=90),
+            Column(of="A", title="would find", unit="percentunit", decimals=1, width=100),
+            Column(of="C", title="at most", unit="percentunit", decimals=1, width=90),
         ],
         when_empty="Two hours with prompts are needed, or it cannot be told",
-        sort_by=[("replica", "up"), ("engine", "up"), ("tier, bytes", "up")],
+        sort_by=[("replica", "up"), ("engine", "up"), ("at least", "up")],
+        hidden=["tier_bytes"],
     )
 
 
