@@ -207,17 +207,18 @@ _LEAST_SPREAD = 0.01
 
 
 def _load_doubt(intervals: Sequence[Interval], ratio: float) -> float:
-    """How far off a figure may be beside, because the load of an engine on which requests waited would have been another one.
+    """How far off a figure may be beside, because the load would have been another one: where requests waited, and where less is found.
 
-    The further what is found is from what was found then, the more; a part of that difference that the simulated days stay within.
+    The further what is found is from what was found then, the more; parts of that difference that nearly all simulated days stay within.
     """
     prompts = math.fsum(one.prompts for one in intervals)
     waited = math.fsum(one.prompts for one in intervals if one.waiting >= _WAITING) / prompts
     found = math.fsum(one.prompts - one.computed for one in intervals) / prompts
-    return _LOAD_DOUBT * waited * abs(ratio - found)
+    return _LOAD_DOUBT * waited * abs(ratio - found) + _LESS_DOUBT * max(0.0, found - ratio)
 
 
 _LOAD_DOUBT = 0.25
+_LESS_DOUBT = 0.5
 
 
 def _as_bound(one: Interval, share: float, most: float) -> Interval:
