@@ -14,8 +14,9 @@ from kvheadroom.capacity.calibration import Calibration, with_overhead
 from kvheadroom.capacity.calibration_key import key_of
 from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, SampleSource
 from kvheadroom.capacity.facts import EngineFacts, Fact, Origin
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.logged_sample import sample_of_log
-from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, Printed, StartOutcome
+from kvheadroom.capacity.logged_start import LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
 from tests.accuracy.overheads import Line, starts
 

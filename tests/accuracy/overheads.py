@@ -19,8 +19,9 @@ import yaml
 from kvheadroom.capacity import overhead
 from kvheadroom.capacity.facts import EngineFacts, OperatorFacts, ServerAnswers
 from kvheadroom.capacity.facts_resolution import resolve_facts
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.model_geometry import ModelGeometry
-from kvheadroom.capacity.overhead import FITTED, GIB, Fitted, estimate_overhead
+from kvheadroom.capacity.overhead import FITTED, Fitted, estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate, OverheadPart
 from kvheadroom.capacity.readings import EchoedFlags
 from kvheadroom.capacity.stored_model import ModelFiles

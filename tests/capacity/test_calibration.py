@@ -27,9 +27,10 @@ from kvheadroom.capacity.calibration_samples import (
     sample_of_engine,
 )
 from kvheadroom.capacity.facts import EngineFacts, Origin
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.gpu_catalogue import GPUS
 from kvheadroom.capacity.logged_sample import sample_of_log
-from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, Printed, StartOutcome
+from kvheadroom.capacity.logged_start import LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
 from kvheadroom.capacity.observation import Observation, observe
 from kvheadroom.capacity.overhead import (

@@ -9,6 +9,7 @@ from kvheadroom.capacity.calibration import Calibration
 from kvheadroom.capacity.calibration_key import key_of
 from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded, Exclusion
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.logged_figures import (
     Beside,
     GraphEstimate,
@@ -18,7 +19,7 @@ from kvheadroom.capacity.logged_figures import (
     figures_of_log,
 )
 from kvheadroom.capacity.logged_sample import sample_of_log
-from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, Printed, StartOutcome
+from kvheadroom.capacity.logged_start import LoggedRank, LoggedStart, Printed, StartOutcome
 from kvheadroom.capacity.prediction import predict
 from tests.capacity.facts_builder import facts
 from tests.made_logs import LLAMA

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from kvheadroom.capacity.facts import EngineFacts, Origin
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.memory import PoolBudget, plan_budget
-from kvheadroom.capacity.overhead import FITTED, GIB, captured_sizes, estimate_overhead
+from kvheadroom.capacity.overhead import FITTED, captured_sizes, estimate_overhead
 from kvheadroom.capacity.overhead_parts import OverheadEstimate, OverheadPart
 from tests.accuracy.overheads import LINES, fit, judged, median_error, share_within, starts
 from tests.capacity.facts_builder import TINY_LLAMA, facts

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from kvheadroom.capacity.logged_start import GIB, LoggedRank, LoggedStart, LogReading, Printed
+from kvheadroom.capacity.gpu_cards import GIB
+from kvheadroom.capacity.logged_start import LoggedRank, LoggedStart, LogReading, Printed
 from kvheadroom.sources.start_log import read_start_log
 
 FOLDER = Path(__file__).parents[1] / "recordings" / "start_logs"

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvheadroom.capacity.logged_start import GIB, LoggedRank, Printed, StartOutcome, contradictions
+from kvheadroom.capacity.gpu_cards import GIB
+from kvheadroom.capacity.logged_start import LoggedRank, Printed, StartOutcome, contradictions
 from kvheadroom.sources.start_log_figures import OF_A_RANK
 from kvheadroom.sources.start_log_forms import FAILURES, FORMS, match_form
 from tests.sources.start_logs import FOLDER, gib, log, messages, only_rank, only_start, read

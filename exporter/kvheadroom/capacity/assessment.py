@@ -20,7 +20,7 @@ from kvheadroom.capacity.binding_limit import (
 from kvheadroom.capacity.calibration import CalibratedPrediction
 from kvheadroom.capacity.comparison import Difference, compare
 from kvheadroom.capacity.engine_states import StateFound, find_states
-from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.facts import EngineFacts, Origin
 from kvheadroom.capacity.forecast import Forecast, forecast
 from kvheadroom.capacity.history import (
     Growth,
@@ -115,6 +115,13 @@ class Assessment:
     problems: tuple[PageProblem, ...]
     last_hour: LastHour = field(default_factory=LastHour)
     facts_at: float | None = None
+
+    @property
+    def sample_edition(self) -> int:
+        """Of the estimate that the start's own sample is told beside; 0 where the overhead of the prediction is no estimate."""
+        sample = None if self.own_start is None else self.own_start.sample
+        is_estimate = self.facts.overhead_bytes.origin is Origin.ESTIMATED
+        return sample.edition if sample is not None and is_estimate else 0
 
 
 def assess(

@@ -12,8 +12,9 @@ from typing import Any
 
 from kvheadroom.capacity.calibration_key import CalibrationKey, key_of
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.observation import Observation
-from kvheadroom.capacity.overhead import EDITION, GIB, estimate_overhead
+from kvheadroom.capacity.overhead import EDITION, estimate_overhead
 from kvheadroom.capacity.rank_weights import RankWeights, weights_of
 from kvheadroom.capacity.readings import EngineSnapshot
 

@@ -17,7 +17,7 @@ from kvheadroom.capacity.calibration_samples import (
     Exclusion,
     SampleSource,
 )
-from kvheadroom.capacity.logged_start import GIB
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.own_start import without_replica
 
 _MOST_BYTES = 2**50

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.kv_groups import KvGroup
 from kvheadroom.capacity.kv_specs import Kind
-from kvheadroom.capacity.offload_tier import GIB, OffloadTier
+from kvheadroom.capacity.offload_tier import OffloadTier
 from kvheadroom.capacity.overhead import runs_second_runner
 from kvheadroom.capacity.warm_findings import WarmFinding, in_gib
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.offload_tier import GIB, SEVERAL
+from kvheadroom.capacity.gpu_cards import GIB
+from kvheadroom.capacity.offload_tier import SEVERAL
 
 CONNECTOR = "LMCacheConnectorV1"
 _MOST_GIB = 2**30

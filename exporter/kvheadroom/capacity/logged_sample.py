@@ -14,15 +14,9 @@ from kvheadroom.capacity.calibration_samples import (
     checked_sample,
 )
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.kv_cache import KvLayout, plan_layout
-from kvheadroom.capacity.logged_start import (
-    GIB,
-    LoggedRank,
-    LoggedStart,
-    Printed,
-    StartOutcome,
-    contradictions,
-)
+from kvheadroom.capacity.logged_start import LoggedRank, LoggedStart, Printed, StartOutcome, contradictions
 from kvheadroom.capacity.prediction import logged_tokens, plan_pool
 
 MOST_WEIGHTS_OFF_RATIO = 0.25

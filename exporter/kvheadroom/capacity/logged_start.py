@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.release_rules import parse_release
 
-GIB = 1024**3
 V0_UTILIZATION_UNCERTAINTY = 0.005
 _FIRST_WITH_ESTIMATES = (0, 18, 0)
 

@@ -11,13 +11,12 @@ from enum import StrEnum
 from kvheadroom.capacity.assessment import Assessment
 from kvheadroom.capacity.facts import EngineFacts
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.gpu_ledger import gpu_rests
 from kvheadroom.capacity.gpus import GpuSnapshot
 from kvheadroom.capacity.ledger import Term
 from kvheadroom.capacity.observation import Observation
 from kvheadroom.capacity.overhead_parts import OverheadPart
-
-GIB = 2**30
 
 
 class Finding(StrEnum):

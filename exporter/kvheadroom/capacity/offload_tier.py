@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvheadroom.capacity.facts import EngineFacts
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.kv_cache import KvLayout
 from kvheadroom.capacity.kv_groups import KvGroup
 from kvheadroom.capacity.kv_specs import Kind, ceil_div, round_up
 from kvheadroom.capacity.model_config import shown
 from kvheadroom.capacity.offload_rules import OFFLOADING_CONNECTOR, OneCopy
 
-GIB = 2**30
 SEVERAL = "MultiConnector"
 _CPU_SPEC = "CPUOffloadingSpec"
 _TIERED_SPEC = "TieringOffloadingSpec"

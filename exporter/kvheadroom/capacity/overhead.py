@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from kvheadroom.capacity.facts import EngineFacts
-from kvheadroom.capacity.gpu_cards import batch_defaults
+from kvheadroom.capacity.gpu_cards import GIB, batch_defaults
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.layers import (
     GatedDeltaState,
@@ -25,7 +25,6 @@ from kvheadroom.capacity.layers import (
 from kvheadroom.capacity.model_geometry import ModelGeometry
 from kvheadroom.capacity.overhead_parts import OverheadEstimate, OverheadPart
 
-GIB = 2**30
 EDITION = 1
 """Counted up where `estimate_overhead` gives another figure for the same facts: what was measured against an older one is not carried over."""
 MOST_TOO_HIGH = 0.029

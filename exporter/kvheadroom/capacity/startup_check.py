@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvheadroom.capacity.deployment import DeploymentPlan
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.gpu_catalogue import CPU
 from kvheadroom.capacity.memory import PoolBudget
 
-GIB = 2**30
 OWN_RATIO = 0.04
 """Share of a GPU that vLLM's own context, cuBLAS and NCCL take before it looks at what is free; the most in public logs."""
 

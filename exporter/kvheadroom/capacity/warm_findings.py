@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
+from kvheadroom.capacity.gpu_cards import GIB
 from kvheadroom.capacity.history import Growth
-from kvheadroom.capacity.offload_tier import GIB, OffloadTier
+from kvheadroom.capacity.offload_tier import OffloadTier
 from kvheadroom.capacity.warmth import Tiers
 
 

@@ -8,8 +8,8 @@ from kvheadroom.capacity.calibration_samples import CalibrationSample, Excluded
 from kvheadroom.capacity.logged_figures import Beside, LoggedFigures
 from kvheadroom.capacity.logged_start import Printed
 from kvheadroom.capacity.readings import one_line
-from kvheadroom.outputs.numbers import count, signed_percent
-from kvheadroom.outputs.plan_tables import GIB, WIDTH, columns, gb
+from kvheadroom.outputs.numbers import GIB, count, signed_percent
+from kvheadroom.outputs.plan_tables import WIDTH, columns, gb
 
 MOST_SPARES = 4
 MOST_EVIDENCE = 20

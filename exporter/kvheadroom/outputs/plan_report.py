@@ -8,11 +8,9 @@ from kvheadroom.capacity.facts import MissingFact
 from kvheadroom.capacity.model_plan import ModelPlan, PlannedRow, ladder, weights_ratio
 from kvheadroom.capacity.plan_figures import Figure, figures, sum_figures
 from kvheadroom.capacity.planned_tier import why_no_help
-from kvheadroom.outputs.numbers import count, signed
+from kvheadroom.outputs.numbers import GB, GIB, count, signed
 from kvheadroom.outputs.plan_calibrated import calibrated_table, verdict_as_learned
 from kvheadroom.outputs.plan_tables import (
-    GB,
-    GIB,
     bridges,
     columns,
     gb,

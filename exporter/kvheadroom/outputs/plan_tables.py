@@ -8,11 +8,10 @@ from kvheadroom.capacity.article import SimpleSum
 from kvheadroom.capacity.deployment import USUAL_SESSION_TOKENS, DeploymentPlan, Outcome
 from kvheadroom.capacity.model_plan import ModelPlan
 from kvheadroom.capacity.readings import one_line
-from kvheadroom.outputs.numbers import count, signed
+from kvheadroom.outputs.numbers import GB, GIB, count, signed
 from kvheadroom.outputs.plan_words import as_options
 
 WIDTH = 100
-GB, GIB = 10**9, 2**30
 MOST_BRIDGES = 3
 
 

@@ -10,7 +10,6 @@ from prometheus_client.registry import Collector
 
 from kvheadroom import __version__
 from kvheadroom.capacity.assessment import Assessment
-from kvheadroom.capacity.facts import Origin
 from kvheadroom.capacity.fleet import FleetAssessment, ReplicaAssessment
 from kvheadroom.capacity.gpu_ledger import gpu_ledgers
 from kvheadroom.capacity.ledger import Term
@@ -326,8 +325,7 @@ def _overhead_sample(engine: Assessment) -> Iterator[Sample]:
     if sample is not None:
         key = sample.key
         labels = (key.geometry, key.weight_format, key.gpu, key.parallelism, key.release, key.settings)
-        estimated = engine.facts.overhead_bytes.origin is Origin.ESTIMATED
-        yield (sample.start, *labels, str(sample.edition if estimated else 0)), sample.overhead_bytes
+        yield (sample.start, *labels, str(engine.sample_edition)), sample.overhead_bytes
 
 
 def _excluded_starts(replica: ReplicaAssessment) -> Iterator[Sample]:

@@ -11,9 +11,9 @@ from kvheadroom.capacity.plan_figures import figures
 from kvheadroom.capacity.reuse import Reuse
 from kvheadroom.capacity.startup_check import FreeMemory
 from kvheadroom.capacity.what_if_answer import NOT_MODELLED, Now, Sessions, WhatIf, WhatIfRow
-from kvheadroom.outputs.numbers import count, gigabytes, percent, signed_percent, size, span
+from kvheadroom.outputs.numbers import GIB, count, gigabytes, percent, signed_percent, size, span
 from kvheadroom.outputs.plan_report import figure_lines
-from kvheadroom.outputs.plan_tables import GIB, START_HEADS, columns, gb, start_cells, wrapped
+from kvheadroom.outputs.plan_tables import START_HEADS, columns, gb, start_cells, wrapped
 
 
 def is_answered(answer: WhatIf) -> bool:

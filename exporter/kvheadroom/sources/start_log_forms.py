@@ -7,7 +7,8 @@ begins with its form: text in the middle of another message, as of a prompt that
 import re
 from dataclasses import dataclass
 
-from kvheadroom.capacity.logged_start import GIB, Printed
+from kvheadroom.capacity.gpu_cards import GIB
+from kvheadroom.capacity.logged_start import Printed
 
 _FIGURE = r"(-?\d{1,9}(?:\.\d{1,9})?\s?[KMGT]i?B)"
 _COUNT = r"(\d[\d,]{0,20})"
