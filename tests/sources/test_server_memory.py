@@ -207,10 +207,16 @@ def test_this_machine_tells_of_itself() -> None:
     assert use.total_bytes is not None
     assert use.available_bytes is not None
     assert 0 < use.available_bytes <= use.total_bytes
-    own = LocalServer(pid=os.getpid(), started_ticks=_own_ticks(), command_line=CommandLine(flags={}))
-    seen = read_server_memory(own)
+    # A process of its own: below this one there may be servers of other tests.
+    command = [sys.executable, "-c", "print('ready', flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        one = LocalServer(pid=child.pid, started_ticks=_ticks(child.pid), command_line=CommandLine(flags={}))
+        seen = read_server_memory(one)
+        child.communicate(b"\n")
     assert seen is not None
-    assert seen.processes >= 1
+    assert seen.processes == 1
     assert seen.processes_anonymous_bytes is not None
     assert seen.processes_anonymous_bytes > 2**20
     assert seen.engines is None
@@ -218,22 +224,29 @@ def test_this_machine_tells_of_itself() -> None:
 
 def test_shared_memory_that_a_process_of_a_server_really_has_is_in_the_sum() -> None:
     size = 32 * 2**20
-    shares = f"import mmap; shared = mmap.mmap(-1, {size}, flags=mmap.MAP_SHARED); shared.write(b'x' * {size}); print('ready', flush=True); input()"
-    own = LocalServer(pid=os.getpid(), started_ticks=_own_ticks(), command_line=CommandLine(flags={}))
-    before = read_server_memory(own)
-    command = [sys.executable, "-c", shares]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    shares = (
+        "import mmap; print('ready', flush=True); input(); "
+        f"shared = mmap.mmap(-1, {size}, flags=mmap.MAP_SHARED); shared.write(b'x' * {size}); print('shared', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", shares], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as child:
+        assert child.stdin is not None
         assert child.stdout is not None
+        one = LocalServer(pid=child.pid, started_ticks=_ticks(child.pid), command_line=CommandLine(flags={}))
         assert child.stdout.readline() == b"ready\n"
-        during = read_server_memory(own)
+        before = read_server_memory(one)
+        child.stdin.write(b"\n")
+        assert child.stdout.readline() == b"shared\n"
+        during = read_server_memory(one)
         child.communicate(b"\n")
     assert before is not None
     assert during is not None
     assert before.processes_shared_bytes is not None
     assert during.processes_shared_bytes is not None
-    assert during.processes == before.processes + 1
+    assert before.processes == during.processes == 1
     assert 0 <= during.processes_shared_bytes - before.processes_shared_bytes - size < 2**20
 
 
-def _own_ticks() -> int:
-    return int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+def _ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
