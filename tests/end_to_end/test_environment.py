@@ -72,7 +72,7 @@ def test_a_steady_load_holds_its_number_of_requests(tiny_gqa_server: VllmServer)
         return tiny_gqa_server.metric_sum("vllm:num_requests_running") == 4
 
     with steady_load(tiny_gqa_server.base_url, shape) as report:
-        for _ in range(100):
+        for _ in range(300):
             if all_run():
                 break
         else:
