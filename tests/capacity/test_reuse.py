@@ -169,6 +169,12 @@ def test_too_few_stretches_and_a_pool_that_was_never_full_tell_nothing() -> None
     assert roomy == "nothing was evicted so far, so how long content has to stay is not known"
 
 
+def test_of_a_tier_that_nobody_knows_the_size_of_no_other_size_is_told() -> None:
+    found = learn([stretch(found_outside=1000.0)] * LEAST_STRETCHES, question(0.0, 1e6))
+    assert isinstance(found, str)
+    assert found.startswith("12,000 prompt tokens came from a KV connector, and how much its tier holds is not")
+
+
 def test_of_plain_lru_caches_each_size_is_found_within_three_points() -> None:
     print(f"KVHEADROOM_SEED={SEED}")
     sizes = (90_000, 120_000, 180_000, 360_000)
@@ -231,3 +237,39 @@ def test_odd_figures_raise_nothing_and_give_shares(odd: dict[str, Any]) -> None:
     assert isinstance(reuse, Reuse)
     for one in reuse.expected:
         assert 0.0 <= one.low_ratio <= one.high_ratio <= 1.0
+
+
+def any_stretch(rng: random.Random, most: float) -> Stretch:
+    prompts = rng.choice([0.0, most, most * rng.random(), 10 ** rng.uniform(-3, 15)])
+    in_pool = prompts * rng.choice([0.0, 1.0, rng.random()])
+    return Stretch(
+        seconds=rng.choice([0.0, 10 ** rng.uniform(-9, 6), 600.0, 600.0, 600.0]),
+        prompts=prompts,
+        found_in_pool=in_pool,
+        found_outside=(prompts - in_pool) * rng.choice([0.0, 1.0, rng.random()]),
+        generated=rng.choice([0.0, prompts, 10 ** rng.uniform(-3, 12)]),
+        usage=rng.choice([0.0, 1.0, 1.2, rng.random(), rng.random()]),
+        waiting=rng.choice([0.0, 0.0, 1.0, 1e6]),
+        follows=rng.random() < 0.9,
+    )
+
+
+def test_whatever_is_seen_shares_are_shares_and_the_present_tiers_interval_holds_what_was_found() -> None:
+    print(f"KVHEADROOM_SEED={SEED}")
+    rng = random.Random(SEED)
+    learned = 0
+    while learned < 30:
+        most, pool = 10 ** rng.uniform(0, 9), 10 ** rng.uniform(1, 9)
+        seen = [any_stretch(rng, most) for _ in range(rng.choice([12, 20, 40]))]
+        tier = rng.choice([1e-3, pool, pool * 10 ** rng.uniform(-3, 3)])
+        content = TierContent(tokens=tier, stores_answers=rng.random() < 0.5)
+        reuse = learn(seen, question(0.0, tier, 1e18, pool_tokens=pool, tier=content))
+        if isinstance(reuse, str):
+            continue
+        learned += 1
+        assert 0.0 <= reuse.found_ratio <= 1.0 + 1e-9
+        assert all(age > 0 and -1e-9 <= share <= 1.0 + 1e-9 for age, share in reuse.points)
+        for one in reuse.expected:
+            assert 0.0 <= one.low_ratio <= one.high_ratio <= 1.0
+        present = reuse.expected[1]
+        assert present.low_ratio - 1e-9 <= reuse.found_ratio <= present.high_ratio + 1e-9
