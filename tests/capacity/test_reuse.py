@@ -172,7 +172,9 @@ def test_too_few_stretches_and_a_pool_that_was_never_full_tell_nothing() -> None
 def test_of_a_tier_that_nobody_knows_the_size_of_no_other_size_is_told() -> None:
     found = learn([stretch(found_outside=1000.0)] * LEAST_STRETCHES, question(0.0, 1e6))
     assert isinstance(found, str)
-    assert found.startswith("12,000 prompt tokens came from a KV connector, and how much its tier holds is not")
+    assert found.startswith(
+        "12,000 prompt tokens came from a KV connector, and how much its tier holds is not"
+    )
 
 
 def test_of_plain_lru_caches_each_size_is_found_within_three_points() -> None:
@@ -206,6 +208,28 @@ def test_what_the_engine_was_never_seen_to_compute_is_not_promised() -> None:
     assert isinstance(reuse, Reuse)
     assert reuse.expected[0].low_ratio == 0.0
     assert reuse.expected[0].ratio is None
+
+
+def test_beyond_the_oldest_age_that_was_reached_everything_may_be_found() -> None:
+    reuse = learn([stretch()] * 24, question(1e9))
+    assert isinstance(reuse, Reuse)
+    [one] = reuse.expected
+    assert one.low_ratio == pytest.approx(0.5, abs=0.02)
+    assert one.high_ratio == pytest.approx(1.0, abs=0.01)
+    assert one.ratio is None
+
+
+def test_where_requests_begin_and_end_within_the_age_of_a_tier_it_says_most_and_else_nothing_of_ages() -> (
+    None
+):
+    # Requests that hold 54,000 tokens at 1,000 a second run for 54 s; a tier of 60,000 has an age of about as much.
+    seen = [stretch(usage=0.9, found_outside=30_000.0)] * 24
+    short = learn(seen, question(tier=TierContent(tokens=60_000.0, stores_answers=True)))
+    assert isinstance(short, Reuse)
+    assert max(share for _, share in short.points) == pytest.approx(0.5)
+    long = learn(seen, question(tier=TierContent(tokens=600_000.0, stores_answers=True)))
+    assert isinstance(long, Reuse)
+    assert max(share for _, share in long.points) == pytest.approx(0.55, abs=0.002)
 
 
 def test_the_last_hour_is_held_against_the_time_before() -> None:
