@@ -119,6 +119,15 @@ def test_samples_that_fall_are_taken_together() -> None:
     assert last == pytest.approx((10_000.0, 0.9))
 
 
+def test_samples_of_one_age_are_one_point_of_their_mean() -> None:
+    shares = (0.2, 0.4, 0.6, 0.8)
+    [point] = rising([Sample(100.0, share, 1.0, 0) for share in shares], 0.5).points
+    assert point == pytest.approx((100.0, 0.5))
+    near = [Sample(100.0 + share / 1000, share, 1.0, 0) for share in shares]
+    [point] = rising(near, 0.5).points
+    assert point[1] == pytest.approx(0.5)
+
+
 def test_no_point_has_less_than_enough_behind_it() -> None:
     samples = [Sample(10.0, 0.5, 10.0, 0), Sample(100.0, 0.6, 10.0, 1), Sample(1000.0, 1.0, 1.0, 2)]
     [first, last] = rising(samples, 5.0).points
@@ -239,6 +248,33 @@ def test_the_last_hour_is_held_against_the_time_before() -> None:
     assert reuse.lately is not None
     assert reuse.lately.found_ratio == pytest.approx(0.1)
     assert reuse.lately.expected_ratio == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_last_hour_is_held_against_nothing_where_the_time_before_is_too_short() -> None:
+    for before, is_told in ((LEAST_STRETCHES - 1, False), (LEAST_STRETCHES, True)):
+        reuse = learn([stretch()] * (before + 6), question())
+        assert isinstance(reuse, Reuse)
+        assert (reuse.lately is not None) is is_told
+
+
+def test_what_only_a_part_of_the_time_tells_of_is_not_told() -> None:
+    # Of the first two hours the cache was not full yet.
+    empty = [stretch(follows=False, prompts=100.0, found_in_pool=50.0)] * 24
+    reuse = learn([*empty, stretch(follows=False), stretch()], question(60_000.0))
+    assert isinstance(reuse, Reuse)
+    assert (reuse.expected[0].low_ratio, reuse.expected[0].high_ratio) == (0.0, 1.0)
+
+
+def test_the_interval_begins_two_standard_errors_below_what_is_expected() -> None:
+    # Of six parts of the time the tier supplies these shares. Left out in turn, each moves the mean by a fifth of how far it is from 0.25.
+    shares = [0.05, 0.15, 0.25, 0.25, 0.35, 0.45]
+    error = math.sqrt(5 / 6 * 2 * ((0.2 / 5) ** 2 + (0.1 / 5) ** 2))
+    seen = [stretch(found_outside=600_000.0 * share) for share in shares for _ in range(4)]
+    tier = TierContent(tokens=120_000.0, stores_answers=True)
+    reuse = learn(seen, question(119_000.0, tier=tier))
+    assert isinstance(reuse, Reuse)
+    [one] = reuse.expected
+    assert one.low_ratio == pytest.approx(0.75 - 2 * error, abs=0.015)
 
 
 @pytest.mark.parametrize(
