@@ -135,10 +135,16 @@ def test_no_point_has_less_than_enough_behind_it() -> None:
     assert last[1] == pytest.approx((10.0 * 0.6 + 1.0) / 11.0)
 
 
-def ages(*stretches: Stretch, share: float, is_tier: bool = False, pool_tokens: float = 60_000.0) -> Ages:
+def ages(
+    *stretches: Stretch,
+    share: float,
+    is_tier: bool = False,
+    pool_tokens: float = 60_000.0,
+    stores_answers: bool = True,
+) -> Ages:
     """Where the same share comes back at once, whatever the age."""
     intervals = [interval_of(one, pool_tokens) for one in stretches]
-    return Ages(intervals, ReuseCurve([(0.001, share)]), is_tier=is_tier, stores_answers=True)
+    return Ages(intervals, ReuseCurve([(0.001, share)]), is_tier=is_tier, stores_answers=stores_answers)
 
 
 def test_a_pool_holds_what_came_in_and_was_not_asked_for_again() -> None:
@@ -158,6 +164,21 @@ def test_a_cache_that_was_not_full_since_the_servers_start_has_no_age_unless_the
     of = ages(stretch(follows=False, prompts=60_000.0), share=0.0)
     assert of.of(0, 80_000.0) is None
     assert of.of(0, 80_000.0, goes_on=True) == pytest.approx(800.0, rel=0.001)
+
+
+def test_what_a_server_had_before_it_was_started_again_is_no_content() -> None:
+    again = stretch(follows=False, prompts=60_000.0)
+    assert ages(stretch(), again, share=0.0).of(1, 80_000.0) is None
+
+
+def test_answers_are_content_too_and_where_a_tier_stores_them_later_they_come_with_the_prompt_that_has_them() -> (
+    None
+):
+    # 1,000 tokens of prompts and 200 of answers a second; half of what was asked for comes again.
+    answering = stretch(generated=120_000.0)
+    assert ages(answering, share=0.5).of(0, 70_000.0) == pytest.approx(100.0, rel=0.002)
+    of = ages(answering, share=0.5, is_tier=True, stores_answers=False)
+    assert of.of(0, 60_000.0) == pytest.approx(100.0, rel=0.002)
 
 
 def test_a_tier_holds_what_running_requests_hold_as_well() -> None:
