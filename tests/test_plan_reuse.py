@@ -202,6 +202,12 @@ def test_what_counts_in_a_prometheus_is_one_run_of_one_pool_and_tier_without_its
         lambda at, text: text if at < -30_300 else str(float(text) - 1e6),
     )
     assert learned_seconds(tmp_path, *fell) == DAY - 600
+    # What is found outside may be left out of a page, so its fall alone must tell.
+    outside: Series = (
+        {**whole[0][0], "__name__": "vllm:external_prefix_cache_hits_total"},
+        lambda at: "5" if at < -30_300 else "0",
+    )
+    assert learned_seconds(tmp_path, *no_start, outside) == DAY - 600
 
 
 def test_other_engines_of_the_server_and_the_time_with_another_tier_are_left_out(tmp_path: Path) -> None:

@@ -190,6 +190,22 @@ def test_with_a_tier_of_another_size_the_past_is_forgotten_within_a_stretch_of_t
     assert (stretches, asked.tier.tokens) == ([], 2.0**21)
 
 
+def test_nothing_follows_a_stretch_whose_end_told_no_answers(engine: Engine) -> None:
+    engine.scrape(20)
+    engine.scrape(generation_tokens_total=None)
+    engine.scrape(10, generation_tokens_total=0.0)
+    engine.scrape(10)
+    assert [one.follows for one in engine.learner.stretches()] == [False, False]
+
+
+def test_while_something_is_learned_nothing_more_is_asked(engine: Engine, lessons: Lessons) -> None:
+    engine.scrape(50)
+    assert len(lessons.asked) == 1
+    lessons.future.set_result("little")
+    engine.scrape()
+    assert len(lessons.asked) == 2
+
+
 def test_an_engine_that_cannot_be_asked_says_why(lessons: Lessons) -> None:
     engine = Engine(lessons)
     engine.scrape(num_blocks=None)
