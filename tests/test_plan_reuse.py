@@ -225,6 +225,9 @@ def test_other_engines_of_the_server_and_the_time_with_another_tier_are_left_out
     tier = {"__name__": "vllm:kv_offload_config_info", "engine": "0", "model_name": "served", **target}
     told: Series = ({**tier, "cpu_num_chunks": "7"}, lambda at: "1" if at < -43_200 else None)
     assert learned_seconds(tmp_path, *whole, told) == pytest.approx(43_200, abs=600)
+    pool = {**tier, "__name__": "vllm:cache_config_info", "block_size": "16", "num_gpu_blocks": "77"}
+    told = (pool, lambda at: "1" if at < -43_200 else None)
+    assert learned_seconds(tmp_path, *whole, told) == pytest.approx(43_200, abs=600)
 
 
 @pytest.mark.parametrize(
