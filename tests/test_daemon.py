@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
@@ -31,6 +32,18 @@ def vllm_answers(page: str = "gqa_light_steady", root: str = str(SHIPPED_MODEL))
         "/version": text_answer('{"version": "0.32.0"}'),
         "/v1/models": models(root),
     }
+
+
+def test_a_thread_that_learns_does_not_keep_the_loop_waiting_for_long_at_each_wake() -> None:
+    program = (
+        "import sys; from kvheadroom.cli import _run_loop\n"
+        "async def told(): print(sys.getswitchinterval())\n"
+        "_run_loop(told)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert float(run.stdout) == pytest.approx(0.001)
 
 
 def config_file(folder: Path, text: str) -> Path:

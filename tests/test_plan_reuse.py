@@ -162,6 +162,74 @@ def test_too_little_is_known_of_a_young_server(tmp_path: Path) -> None:
     )
 
 
+def learned_seconds(tmp_path: Path, *series: Series) -> float:
+    """Of the time with prompts in it, by a Prometheus that has these."""
+    with prometheus_api(Double(*series)) as (prometheus, _):
+        run = asked(tmp_path, prometheus, "--select", 'instance="glm:8000"', "--json")
+    assert run.returncode == 0, run.stderr
+    return float(json.loads(run.stdout)["reuse"]["seconds"])
+
+
+def changed(series: list[Series], name: str, value: Callable[[float, str], str | None]) -> list[Series]:
+    """With another value of one metric, made of the seconds before the end and the value there."""
+    return [
+        (labels, (lambda at, of=of: value(at, of(at))) if labels["__name__"] == name else of)  # type: ignore[misc]
+        for labels, of in series
+    ]
+
+
+def test_what_counts_in_a_prometheus_is_one_run_of_one_pool_and_tier_without_its_gaps(tmp_path: Path) -> None:
+    stretches, _ = lru_day(random.Random(1), 1000)
+    whole = series_of(stretches, job="vllm", instance="glm:8000")
+    assert learned_seconds(tmp_path, *whole) == DAY
+    no_start = [one for one in whole if one[0]["__name__"] != "process_start_time_seconds"]
+    assert learned_seconds(tmp_path, *no_start) == DAY
+    # Half an hour without prompts' counter leaves out the stretches that begin or end there.
+    gap = changed(
+        whole, "vllm:prompt_tokens_total", lambda at, text: None if -20_400 <= at <= -18_600 else text
+    )
+    assert DAY - 3 * 600 - 1200 <= learned_seconds(tmp_path, *gap) <= DAY - 2 * 600
+    # Once the counters begin anew, and once the process alone does: one stretch of each.
+    started = changed(
+        whole,
+        "process_start_time_seconds",
+        lambda at, text: "1700000000" if at < -30_300 else "1700009999",
+    )
+    assert learned_seconds(tmp_path, *started) == DAY - 600
+    fell = changed(
+        no_start,
+        "vllm:prompt_tokens_total",
+        lambda at, text: text if at < -30_300 else str(float(text) - 1e6),
+    )
+    assert learned_seconds(tmp_path, *fell) == DAY - 600
+    # What is found outside may be left out of a page, so its fall alone must tell.
+    outside: Series = (
+        {**whole[0][0], "__name__": "vllm:external_prefix_cache_hits_total"},
+        lambda at: "5" if at < -30_300 else "0",
+    )
+    assert learned_seconds(tmp_path, *no_start, outside) == DAY - 600
+
+
+def test_other_engines_of_the_server_and_the_time_with_another_tier_are_left_out(tmp_path: Path) -> None:
+    stretches, found = lru_day(random.Random(SEED), 1000)
+    target = {"job": "vllm", "instance": "glm:8000"}
+    whole = series_of(stretches, **target)
+    other = [
+        ({**labels, "engine": "1"}, value)
+        for labels, value in changed(whole, "vllm:prefix_cache_hits_total", lambda *_: "0")
+        if "engine" in labels
+    ]
+    with prometheus_api(Double(*whole, *other)) as (prometheus, _):
+        run = asked(tmp_path, prometheus, "--select", 'instance="glm:8000"', "--json")
+    check(json.loads(run.stdout), found)
+    tier = {"__name__": "vllm:kv_offload_config_info", "engine": "0", "model_name": "served", **target}
+    told: Series = ({**tier, "cpu_num_chunks": "7"}, lambda at: "1" if at < -43_200 else None)
+    assert learned_seconds(tmp_path, *whole, told) == pytest.approx(43_200, abs=600)
+    pool = {**tier, "__name__": "vllm:cache_config_info", "block_size": "16", "num_gpu_blocks": "77"}
+    told = (pool, lambda at: "1" if at < -43_200 else None)
+    assert learned_seconds(tmp_path, *whole, told) == pytest.approx(43_200, abs=600)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -53,6 +53,7 @@ class Engine:
         self.learner = ReuseLearner((10**6,), lessons.later)
         self.at = 0.0
         self.now = FIRST
+        self.flags: dict[str, Any] = {}
 
     def scrape(self, times: int = 1, *, goes_on: bool = True, **changed: Any) -> None:
         for _ in range(times):
@@ -67,7 +68,7 @@ class Engine:
             self.learner.assessed(self.assessment())
 
     def assessment(self) -> Assessment:
-        return assess(Reading(facts=facts(), snapshot=self.now, taken_at=self.at), (1024,))
+        return assess(Reading(facts=facts(flags=self.flags), snapshot=self.now, taken_at=self.at), (1024,))
 
 
 @pytest.fixture
@@ -149,6 +150,60 @@ def test_with_another_pool_the_past_is_forgotten(engine: Engine) -> None:
     assert len(engine.learner.stretches()) == 1
     engine.scrape(num_blocks=501)
     assert engine.learner.stretches() == []
+
+
+def test_what_was_being_learned_of_the_pool_before_is_not_told_of_this_one(
+    engine: Engine, lessons: Lessons
+) -> None:
+    engine.scrape(11)
+    before = lessons.future
+    engine.scrape(num_blocks=501)
+    before.set_result("of the pool before")
+    engine.scrape()
+    assert engine.learner.reuse == "nothing was learned so far"
+    lessons.future.set_result("of this pool")
+    engine.scrape()
+    assert engine.learner.reuse == "of this pool"
+
+
+def test_a_page_that_leaves_its_blocks_out_for_once_costs_nothing_of_the_past(engine: Engine) -> None:
+    engine.scrape(11)
+    engine.scrape(num_blocks=None)
+    engine.scrape(num_blocks=1001)
+    assert len(engine.learner.stretches()) == 1
+
+
+def test_with_a_tier_of_another_size_the_past_is_forgotten_within_a_stretch_of_the_restart(
+    engine: Engine, lessons: Lessons
+) -> None:
+    engine.flags = {"kv_offloading_size": 1.0}
+    for _ in range(16):
+        engine.scrape(10)
+        if not lessons.future.done():
+            lessons.future.set_result("known")
+    engine.flags = {"kv_offloading_size": 2.0}
+    engine.scrape(goes_on=False)
+    assert len(engine.learner.stretches()) == 15
+    engine.scrape(10)
+    assert engine.learner.stretches() == []
+    stretches, asked = lessons.asked[-1]
+    assert (stretches, asked.tier.tokens) == ([], 2.0**21)
+
+
+def test_nothing_follows_a_stretch_whose_end_told_no_answers(engine: Engine) -> None:
+    engine.scrape(20)
+    engine.scrape(generation_tokens_total=None)
+    engine.scrape(10, generation_tokens_total=0.0)
+    engine.scrape(10)
+    assert [one.follows for one in engine.learner.stretches()] == [False, False]
+
+
+def test_while_something_is_learned_nothing_more_is_asked(engine: Engine, lessons: Lessons) -> None:
+    engine.scrape(50)
+    assert len(lessons.asked) == 1
+    lessons.future.set_result("little")
+    engine.scrape()
+    assert len(lessons.asked) == 2
 
 
 def test_an_engine_that_cannot_be_asked_says_why(lessons: Lessons) -> None:

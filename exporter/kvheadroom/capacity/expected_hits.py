@@ -45,6 +45,13 @@ def learn(stretches: Sequence[Stretch], question: ReuseQuestion) -> Reuse | str:
             f"{len(asked)} so far"
         )
     prompts = math.fsum(one.prompts for one in asked)
+    outside = math.fsum(one.found_outside for one in asked)
+    if outside > 0 and question.tier.tokens <= 0:
+        # The reuse that it saw is of an age that nobody knows, and what another tier would find beside it as well.
+        return (
+            f"{outside:,.0f} prompt tokens came from a KV connector, and how much its tier holds is not known; say `kv_offloading_size` or "
+            "`kv_transfer_config` in the flags"
+        )
     least = _LEAST_SHARE * prompts
     curve = ReuseCurve([(AGES[-1], 0.5)])
     samples: list[Sample] = []
@@ -68,7 +75,7 @@ def learn(stretches: Sequence[Stretch], question: ReuseQuestion) -> Reuse | str:
         seconds=math.fsum(one.seconds for one in asked),
         prompts=prompts,
         pool_ratio=math.fsum(one.found_in_pool for one in asked) / prompts,
-        outside_ratio=math.fsum(one.found_outside for one in asked) / prompts,
+        outside_ratio=outside / prompts,
         oldest_seconds=curve.oldest,
         points=curve.points,
         expected=tuple(

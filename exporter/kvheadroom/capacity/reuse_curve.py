@@ -81,22 +81,25 @@ def rising(samples: Sequence[Sample], least_weight: float) -> ReuseCurve:
     points: list[tuple[float, float, float]] = []
     for one in sorted(samples):
         point = math.log(one.age) * one.weight, one.share * one.weight, one.weight
-        while points and (points[-1][2] < least_weight or _share(points[-1]) >= _share(point)):
+        while points and (
+            points[-1][2] < least_weight
+            or _share(points[-1]) >= _share(point)
+            or _age(point) <= _age(points[-1]) * _APART
+        ):
             point = _joined(points.pop(), point)
         points.append(point)
     while len(points) > 1 and points[-1][2] < least_weight:
         last = points.pop()
         points.append(_joined(points.pop(), last))
-    curve: list[tuple[float, float]] = []
-    for point in points:
-        age = math.exp(point[0] / point[2])
-        if not curve or age > curve[-1][0] * _APART:
-            curve.append((age, _share(point)))
-    return ReuseCurve(curve)
+    return ReuseCurve([(_age(point), _share(point)) for point in points])
 
 
 _APART = 1.0001
 """Points of one age are one point."""
+
+
+def _age(point: tuple[float, float, float]) -> float:
+    return math.exp(point[0] / point[2])
 
 
 def _share(point: tuple[float, float, float]) -> float:

@@ -16,6 +16,7 @@ from kvheadroom.capacity.reuse import (
     Reuse,
     ReuseQuestion,
     Stretch,
+    TierContent,
     stretch_of,
 )
 from kvheadroom.capacity.tier_sizes import ask
@@ -52,7 +53,8 @@ class ReuseLearner:
         self._stretches = array("d")
         self._wait = 0
         """Stretches until there is to be learned again."""
-        self._pool: tuple[int | None, int | None] = (None, None)
+        self._num_blocks: int | None = None
+        self._tier: TierContent | None = None
         self._learning: Future[Reuse | str] | None = None
         self.reuse: Reuse | str = "nothing was learned so far"
 
@@ -65,6 +67,9 @@ class ReuseLearner:
         usage, waiting = now.of("kv_usage_ratio"), now.of("requests_waiting")
         if not goes_on or usage is None:
             self._first, self._follows = None, False
+        if not goes_on:
+            # A server that was started again may have another tier.
+            self._wait = min(self._wait, 1)
         if usage is None:
             return
         if self._first is None:
@@ -79,12 +84,11 @@ class ReuseLearner:
 
     def assessed(self, assessment: Assessment) -> None:
         """Take what was learned meanwhile, and learn again when it is time."""
-        tier = assessment.snapshot.told_tier
-        pool = assessment.snapshot.num_blocks, None if tier is None else tier.num_chunks
-        if pool != self._pool:
-            # What another pool or tier found says at which age that one was, not this one.
-            del self._stretches[:]
-            self._wait, self._pool = 0, pool
+        num_blocks = assessment.snapshot.num_blocks
+        # A page that leaves it out for once is of the same pool.
+        if num_blocks not in (None, self._num_blocks):
+            self._forget()
+            self._num_blocks = num_blocks
         if self._learning is not None and self._learning.done():
             learned, self._learning = self._learning, None
             self.reuse = _told(learned)
@@ -95,9 +99,17 @@ class ReuseLearner:
             self.reuse = question
             self._wait = 1
             return
+        if self._tier not in (None, question.tier):
+            self._forget()
+        self._tier = question.tier
         stretches = self.stretches()
         self._wait = LEARN_EVERY if len(stretches) >= LEAST_STRETCHES else 1
         self._learning = self._later(learn, stretches, question)
+
+    def _forget(self) -> None:
+        """What another pool or tier found says at which age that one was, not this one."""
+        del self._stretches[:]
+        self._wait, self._learning = 0, None
 
     def _begin(self, now: Moment) -> None:
         self._first, self._usage, self._waiting, self._num_scrapes = now, 0.0, 0.0, 0

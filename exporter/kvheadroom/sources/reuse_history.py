@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvheadroom.capacity.history import COUNTERS, Moment, growth, moment_of
 from kvheadroom.capacity.readings import EngineSnapshot, FailureReason, SourceFailure, VllmPage
 from kvheadroom.capacity.reuse import MOST_STRETCHES, STRETCH_SECONDS, Stretch, stretch_of
-from kvheadroom.sources.metric_names import INFO_METRIC
+from kvheadroom.sources.metric_names import INFO_METRIC, TIER_INFO
 from kvheadroom.sources.prometheus_api import SOURCE, PrometheusApi, RangeSeries
 from kvheadroom.sources.prometheus_queries import START, VLLM, pages
 from kvheadroom.sources.vllm_metrics import parse_page
@@ -22,6 +22,7 @@ _READ = (
     "external_prefix_cache_queries_total",
     "external_prefix_cache_hits_total",
     INFO_METRIC,
+    TIER_INFO,
 )
 
 
@@ -84,12 +85,13 @@ def _queries(select: str) -> dict[str, str]:
 
 
 def _seen(text: str | None, at: float, now: EngineSnapshot) -> _Seen | None:
-    """None where there is nothing of this engine, or it had another pool."""
+    """None where there is nothing of this engine, or it had another pool or tier."""
     page = None if text is None else parse_page(text.encode())
     if not isinstance(page, VllmPage):
         return None
     for engine in page.engines:
-        if engine.engine == now.engine and engine.num_blocks in (None, now.num_blocks):
+        is_same = engine.num_blocks in (None, now.num_blocks) and engine.told_tier in (None, now.told_tier)
+        if engine.engine == now.engine and is_same:
             return _Seen(moment_of(engine, at), page.process_start_time_seconds)
     return None
 
