@@ -222,7 +222,8 @@ def test_of_plain_lru_caches_each_size_is_found_within_three_points() -> None:
         print(f"{one.size.tokens:,.0f}: {one.low_ratio:.1%} to {one.high_ratio:.1%}, truth {truth:.1%}")
         assert one.low_ratio - 0.02 <= truth <= one.high_ratio + 0.02
         assert one.ratio is None or one.ratio == pytest.approx(truth, abs=0.03)
-    assert [one.ratio is not None for one in reuse.expected[:3]] == [True] * 3
+    # The size that was seen, at least, is known.
+    assert reuse.expected[1].ratio is not None
 
 
 def test_a_middle_is_told_where_it_is_at_most_five_points_off() -> None:
