@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from kvheadroom import access_settings, cli, config
 from kvheadroom.capacity.binding_limit import Limit
 from kvheadroom.capacity.calibration_samples import Exclusion
-from kvheadroom.capacity.cases import plan_case
 from kvheadroom.capacity.engine_states import EngineState
 from kvheadroom.capacity.fleet import EventKind, ReplicaState
 from kvheadroom.capacity.fleet_verdict import Verdict
@@ -28,7 +27,6 @@ from kvheadroom.capacity.startup_check import FreeMemory
 from kvheadroom.capacity.warm_findings import WarmFinding
 from kvheadroom.outputs.fleet_words import verdict_sentence, verdict_words
 from kvheadroom.outputs.metric_catalogue import CATALOGUE
-from tests.capacity.truth import BY_ID
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -54,8 +52,9 @@ def section(page: str, heading: str) -> str:
 
 def rows(page: str, heading: str) -> list[list[str]]:
     """The cells of the first table below a heading, without its head."""
-    lines = [line for line in section(page, heading).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    first = re.search(r"^(?:\|.*\n)+", section(page, heading), re.MULTILINE)
+    assert first is not None, f"{page}: no table below {heading!r}"
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in first[0].splitlines()[2:]]
 
 
 # --- troubleshooting by message ---
@@ -105,6 +104,14 @@ def test_each_fact_that_may_be_missing_has_its_cause_and_way_out() -> None:
     facts = {{"=MODEL_FILES": "model_files"}.get(str(fact), fact) for fact in facts}
     assert set(told("Missing facts")) == facts
     assert len(facts) == 5
+
+
+def test_each_reason_why_the_gpus_of_a_server_are_not_known_is_told_in_its_own_words() -> None:
+    text = section("troubleshooting.md", "## GPUs that fail").partition("| it says |")[2]
+    told_words = re.findall(r"^\| (\w.+?) \|", text, re.MULTILINE)
+    code = (PACKAGE / "capacity" / "gpu_assignment.py").read_text()
+    said = re.findall(r'f?"((?:is|none) .+?)[;(,"]', code)
+    assert {words.strip() for words in said} == set(told_words)
 
 
 def test_each_exit_code_is_told() -> None:
@@ -284,35 +291,6 @@ def test_the_defaults_that_the_page_tells_are_the_configs() -> None:
     assert intervals == "5s files and processes, 60s http, 15s DCGM"
     models = (config.FileSdConfig, config.ProcessDiscoveryConfig, config.HttpSdConfig, config.DcgmExporter)
     assert [model.model_fields["refresh_interval"].default for model in models] == [5, 5, 60, 15]
-
-
-# --- comparison ---
-
-
-@pytest.mark.parametrize(
-    ("row", "bytes_per_token"),
-    [("dsv3-tp8-h200-fp8", 35_136), ("gemma3-27b-tp2-b200-fp8", 40_960), ("qwen3-next-80b-tp2-fp8", 12_288)],
-)
-def test_the_comparison_tells_what_is_planned(row: str, bytes_per_token: int) -> None:
-    case = BY_ID[row]
-    # All heads on one GPU; latent attention has all of it on each anyway.
-    sizes = {"tensor_parallel_size": 8 if row.startswith("dsv3") else 1, "max_model_len": 131_072}
-    lengths = [65_536, 131_072]
-    answer = plan_case(
-        {**case, "flags": {**case["flags"], **sizes}, "available_bytes": 10**11, "lengths": lengths}
-    )
-    if row.startswith("qwen3"):
-        # Whole blocks of 1,088 tokens; the rest of a request is its state.
-        assert answer["bytes_per_block"] / answer["block_size"] == bytes_per_token
-    else:
-        short, long = (answer["at_len"][str(length)]["blocks_per_request"] for length in lengths)
-        assert (long - short) * answer["bytes_per_block"] / (lengths[1] - lengths[0]) == bytes_per_token
-    [own] = [
-        line
-        for line in (DOCS / "comparison.md").read_text().splitlines()
-        if line.startswith("| `kvheadroom plan` |")
-    ]
-    assert f"{bytes_per_token:,}" in own
 
 
 # --- links ---

@@ -133,10 +133,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     served = gpu_server(POOL_TOKENS // 16 + 1, root=tiny(folder / "served"), max_model_len=16_384)
     with contextlib.ExitStack() as stack:
         vllm, _ = stack.enter_context(http_server(served))
-        port = str(free_loopback_port())
-        here = folder / "here"
-        here.mkdir()
-        stack.enter_context(stand_in(here, "serve", str(MODEL), "--port", port, place=port))
         watched = stack.enter_context(daemon("demo"))
         told: dict[str, Told] = {
             "plan": Double(*series_of(lru_day(random.Random(7), 1000)[0], job="vllm")),
@@ -146,6 +142,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         prometheus = {name: stack.enter_context(prometheus_api(answer))[0] for name, answer in told.items()}
         wait_for(lambda: watched.value("kvheadroom_observed_pool_tokens") == 12_288, "the demo's pool")
         yield World(folder, vllm, watched.url, prometheus, environment)
+
+
+@pytest.fixture
+def server_here(line: str, tmp_path: Path) -> Iterator[None]:
+    """A server in this machine's table of processes, for the commands that find those."""
+    finds = re.search(r"kvheadroom (check|serve|top)\b", line)
+    if finds is None or re.search("--(target|config|from)", line):
+        yield
+        return
+    port = str(free_loopback_port())
+    with stand_in(tmp_path, "serve", str(MODEL), "--port", port, place=port):
+        yield
 
 
 def as_here(line: str, world: World, own: Path) -> str:
@@ -213,6 +221,7 @@ MAY_END_WITH_1 = {
 """What begins so; the others end with 0."""
 
 
+@pytest.mark.usefixtures("server_here")
 @pytest.mark.parametrize("line", [line for line in INSIDE if line.partition(" ")[0] != "make"])
 def test_a_command_line_of_the_docs_does_what_it_says(
     request: pytest.FixtureRequest, world: World, tmp_path: Path, line: str
