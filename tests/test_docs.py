@@ -27,6 +27,9 @@ from kvheadroom.capacity.startup_check import FreeMemory
 from kvheadroom.capacity.warm_findings import WarmFinding
 from kvheadroom.outputs.fleet_words import verdict_sentence, verdict_words
 from kvheadroom.outputs.metric_catalogue import CATALOGUE
+from kvheadroom.shipped_files import rules_text
+from tests.dashboards.expressions import run_promtool
+from tests.end_to_end.prometheus_server import Binaries
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -189,6 +192,23 @@ def test_each_plain_word_for_a_wrong_type_is_told() -> None:
     # A path is a text in YAML; pydantic's own word for it is never reached by one.
     for words in set(config._PLAIN.values()) - {"the path of a file is needed"}:
         assert re.sub(r"\(.*\)", "(...)", words) in known
+
+
+# --- quickstarts ---
+
+
+def test_prometheus_takes_the_config_of_the_quickstart_with_the_rules_that_are_written(
+    each_prometheus: Binaries, tmp_path: Path
+) -> None:
+    text = (DOCS / "quickstarts.md").read_text()
+    [block] = re.findall(r"^```yaml\n(# prometheus.yml\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+    [written] = re.findall(r"kvheadroom rules --out (\S+)", text)
+    assert f"rule_files: [{written}]" in block
+    (tmp_path / "kvheadroom.rules.yml").write_text(rules_text())
+    (tmp_path / "prometheus.yml").write_text(block.replace(written, str(tmp_path / "kvheadroom.rules.yml")))
+    code, output = run_promtool(each_prometheus.promtool, "check", "config", tmp_path / "prometheus.yml")
+    assert code == 0, output
+    assert "1 rule files found" in output
 
 
 # --- what there is ---
