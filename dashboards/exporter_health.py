@@ -128,7 +128,7 @@ def _failures() -> Json:
         "Failures of sources, by reason",
         f"""How often a source failed ({family.full_name}), all servers together; dashed: sources that are no server's.
 
-The README has what to do for each reason. One now and then is a restart.""",
+docs/troubleshooting.md has what to do for each reason. One now and then is a restart.""",
         [
             query("A", f"sum by (source, reason) ({promql.increase(family)})", "{{source}}: {{reason}}"),
             query(

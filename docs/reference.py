@@ -50,7 +50,7 @@ def alerts_page() -> str:
         "Made from `dashboards/rules` and `dashboards/runbooks` by `make golden`. All thresholds are in the rules.",
         "",
         "critical pages somebody now, warning is for today, info is for dashboards. Each alert leads to its runbook, which the daemon",
-        "serves: `http://DAEMON/runbooks/NAME`. How to load the rules is in the README, why they are as they are in",
+        "serves: `http://DAEMON/runbooks/NAME`. How to load the rules: [quickstarts.md](quickstarts.md#a-fleet-with-prometheus-alertmanager-and-grafana); why they are as they are:",
         "[decisions/0017-alerts.md](decisions/0017-alerts.md).",
     ]
     for group in alerts:

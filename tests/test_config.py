@@ -266,13 +266,22 @@ def test_targets_of_the_command_line_stand_beside_all_that_a_config_says(tmp_pat
 
 
 def test_every_config_in_the_documentation_is_valid() -> None:
-    root = Path(__file__).parents[1]
-    text = "".join((root / name).read_text() for name in ("README.md", "docs/configuration.md"))
-    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    configs = [block for block in blocks if "replicas:" in block or "sd_configs:" in block]
-    told = [validate_config(yaml.safe_load(block), "documentation") for block in configs]
-    assert [len(config.replicas) for config in told] == [2, 0, 2, 5]
-    assert [config.discovers for config in told] == [False, True, False, False]
+    replicas = {}
+    for page in sorted((Path(__file__).parents[1] / "docs").rglob("*.md")):
+        blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+        configs = [
+            block for block in blocks if re.search(r"^replicas:|^# kvheadroom.yaml", block, re.MULTILINE)
+        ]
+        if configs:
+            told = [validate_config(yaml.safe_load(block), page.name) for block in configs]
+            replicas[page.name] = [len(config.replicas) for config in told]
+            assert [config.discovers for config in told] == ["sd_configs:" in block for block in configs]
+    assert replicas == {
+        "calibration.md": [1],
+        "configuration.md": [2, 0, 2, 5],
+        "quickstarts.md": [2],
+        "warm-sessions.md": [1],
+    }
 
 
 def test_servers_of_this_machine_are_found_where_the_config_says_so(tmp_path: Path) -> None:

@@ -131,9 +131,9 @@ def test_alertmanager_takes_its_config() -> None:
     assert "3 inhibit rules" in checked.stdout
 
 
-def test_alertmanager_is_silent_about_what_the_readme_says() -> None:
+def test_alertmanager_is_silent_about_what_the_quickstart_says() -> None:
     config = read("alertmanager.yml")
-    assert config["inhibit_rules"] == inhibit_rules_of(ROOT / "README.md")
+    assert config["inhibit_rules"] == inhibit_rules_of(ROOT / "docs" / "quickstarts.md")
     [info] = config["route"]["routes"]
     assert (info["matchers"], info["receiver"]) == (['severity = "info"'], "nobody")
     assert config["route"]["group_wait"] == "0s"

@@ -15,7 +15,7 @@ from tests.capacity.truth import BY_ID, ROWS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/capacity-model.md").read_text()
-README = (ROOT / "README.md").read_text()
+PLANNING = (ROOT / "docs/planning.md").read_text()
 
 
 def named() -> Iterator[tuple[str, str]]:
@@ -45,12 +45,12 @@ def test_every_architecture_is_listed_and_no_other() -> None:
     drafts = set(listed) - KNOWN_ARCHITECTURES
     assert set(listed) - drafts == KNOWN_ARCHITECTURES
     assert all("agle" in name for name in drafts)
-    assert f"{len(KNOWN_ARCHITECTURES)} model architectures" in README
+    assert f"{len(KNOWN_ARCHITECTURES)} model architectures" in PLANNING
 
 
 def test_the_rows_are_counted_as_they_are() -> None:
     assert f"holds {len(ROWS):,} rows" in TEXT
-    assert f"against {len(ROWS):,} plans" in README
+    assert f"against {len(ROWS):,} plans" in PLANNING
     for form, words in (
         ("exact", "are planned"),
         ("refused", "are refused"),

@@ -308,7 +308,7 @@ def test_what_a_runbook_gives_alertmanager_silences_the_forecast_of_the_same_eng
     # A label that an alert has not would be equal to nothing everywhere.
     assert all({"replica", "engine"} <= _labels(ALERTS[alert]["expr"]) for alert in told | silenced)
     assert config["route"]["group_wait"] == "0s"
-    assert config["inhibit_rules"] == inhibit_rules_of(REPOSITORY / "README.md")[1:]
+    assert config["inhibit_rules"] == inhibit_rules_of(REPOSITORY / "docs" / "quickstarts.md")[1:]
 
 
 def inhibit_rules_of(file: Path) -> list[Json]:

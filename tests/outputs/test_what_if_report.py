@@ -12,7 +12,7 @@ from kvheadroom.outputs.what_if_report import is_answered, what_if_report
 from tests.capacity.test_what_if import BLOCKS, asked, glm, running
 from tests.conftest import Golden
 
-README = Path(__file__).parents[2] / "README.md"
+PLANNING = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
 def four_or_eight() -> WhatIf:
@@ -30,8 +30,8 @@ def test_4_gpus_or_8_reads_as_it_is_meant_to(golden: Golden) -> None:
     assert not answer.rows[1].is_sure
 
 
-def test_the_readme_shows_what_the_command_prints() -> None:
-    shown = README.read_text()
+def test_the_documentation_shows_what_the_command_prints() -> None:
+    shown = PLANNING.read_text()
     lines = list(what_if_report(four_or_eight(), explain=False))
     first = "\n".join(lines[: lines.index("")])
     table = lines.index("On the same 8 GPUs: sessions of 262,144 tokens of all engines")

@@ -64,7 +64,6 @@ class Scrape:
 class ProblemReason(StrEnum):
     """What was wrong with a page that could still be read, or with what its numbers mean."""
 
-    NOT_VLLM = "not_vllm"
     NO_ENGINE_SERIES = "no_engine_series"
     BAD_LINE = "bad_line"
     BAD_VALUE = "bad_value"
