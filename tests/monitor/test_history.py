@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvheadroom.capacity.readings import EngineSnapshot
-from kvheadroom.monitor.history import EngineHistory
+from kvheadroom.monitor.history import LONGEST_GAP_SECONDS, EngineHistory
 from tests.capacity.moments import told
 
 START = 1_700_000_000.0
@@ -193,6 +193,26 @@ def test_counters_of_lmcache_that_are_cleared_are_no_restart_of_the_server() -> 
     moment = kept.window_starts()["1m"]
     assert moment.taken_at == START
     assert moment.of("lmcache_lookup_tokens_total") == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("after", "tokens", "started_at", "follows"),
+    [
+        (5.0, 5_000.0, 100.0, True),
+        # A gap ends what is kept, and not the run.
+        (120.0, 5_000.0, 100.0, True),
+        (120.1, 5_000.0, 100.0, False),
+        (30.0, 5_000.0, 200.0, False),
+        (30.0, 1.0, 100.0, False),
+        (-1.0, 5_000.0, 100.0, False),
+    ],
+)
+def test_a_scrape_follows_another_one_of_the_same_run_for_two_minutes(
+    after: float, tokens: float, started_at: float, *, follows: bool
+) -> None:
+    kept = history(every(5.0, 1_000.0))
+    assert kept.add(said(tokens), START + 1_000.0 + after, started_at) is follows
+    assert bool(kept.window_starts()) is (follows and after <= LONGEST_GAP_SECONDS)
 
 
 def test_the_last_hour_has_a_scrape_a_minute_and_is_copied_no_more_often() -> None:

@@ -25,6 +25,8 @@ COARSE_SECONDS, COARSE_STEP = 3600.0, 60.0
 """Of the last hour one scrape a minute."""
 LONGEST_GAP_SECONDS = 15.0
 """Without a scrape, where three intervals are less: a server under load answers late, just when its past is wanted."""
+LONGEST_SILENCE_SECONDS = 120.0
+"""After which no scrape follows another one, even of the same run."""
 LARGEST_SHARE_OFF = 0.25
 """A window may be longer or shorter by so much of it, and by no more than a step."""
 
@@ -53,15 +55,18 @@ class EngineHistory:
         return self._last
 
     def add(self, snapshot: EngineSnapshot, taken_at: float, started_at: float | None) -> bool:
-        """Remember one more scrape; whether it goes on where the one before ended, in the same run of the server.
+        """Remember one more scrape; whether it is of the same run of the server as the one before, and not long after it.
+
+        What is kept here begins anew after a shorter gap: a forecast needs even steps, and a sum over minutes does not.
 
         Args:
             taken_at: unix seconds.
             started_at: start time of the server's process, None where its page does not tell.
         """
         moment = moment_of(snapshot, taken_at)
-        goes_on = self._last is not None and self._goes_on(self._last, moment, started_at)
-        if not goes_on:
+        passed = self._seconds_of_one_run(moment, started_at)
+        longest = max(STALE_AFTER_TICKS * self._interval, LONGEST_GAP_SECONDS)
+        if passed is None or passed > longest:
             self._fine.clear()
             self._coarse.clear()
             self._last = None
@@ -72,7 +77,7 @@ class EngineHistory:
             # A tick a minute copies it; all others publish the same one again.
             hour = self._coarse.since(taken_at - COARSE_SECONDS)
             self._last_hour = LastHour(hour.times, hour.of("kv_usage_ratio"), hour.of("preemptions_total"))
-        return goes_on
+        return passed is not None and passed <= max(longest, LONGEST_SILENCE_SECONDS)
 
     def window_starts(self) -> dict[str, Moment]:
         """Where each window begins that reaches back whole."""
@@ -98,14 +103,14 @@ class EngineHistory:
         """One scrape a minute of the last hour; shared until the next one is kept, so never changed."""
         return self._last_hour
 
-    def _goes_on(self, before: Moment, now: Moment, started_at: float | None) -> bool:
-        """Whether this is the same run of the server, and the last scrape is not too old to be followed."""
+    def _seconds_of_one_run(self, now: Moment, started_at: float | None) -> float | None:
+        """Since the scrape before, where that was of the same run of the server."""
+        before = self._last
         moved = started_at is not None and self._started_at is not None and started_at != self._started_at
-        passed = now.taken_at - before.taken_at
-        longest = max(STALE_AFTER_TICKS * self._interval, LONGEST_GAP_SECONDS)
-        if moved or not 0 < passed <= longest:
-            return False
-        return not any(islice(map(lt, now.figures, before.figures), len(COUNTERS)))
+        if before is None or moved or now.taken_at <= before.taken_at:
+            return None
+        fell = any(islice(map(lt, now.figures, before.figures), len(COUNTERS)))
+        return None if fell else now.taken_at - before.taken_at
 
     def _ago(self, seconds: float) -> Moment | None:
         """The scrape nearest to so long ago; None if none is near."""

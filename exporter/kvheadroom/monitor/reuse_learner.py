@@ -62,7 +62,7 @@ class ReuseLearner:
         """One scrape more.
 
         Args:
-            goes_on: it follows the one before, of the same run of the server.
+            goes_on: it follows the one before, of the same run of the server, after a gap perhaps.
         """
         usage, waiting = now.of("kv_usage_ratio"), now.of("requests_waiting")
         if not goes_on or usage is None:
